@@ -139,7 +139,7 @@ def open_engine(
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
     place = make_toolchain_locations(cache, cache, store.configuration, Leases, store.hash_cache.sha256, offline=True)
     workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, place)
-    options = RunOptions(jobs=jobs, fail_fast=False, marks_dir=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_marks_dir=None, allow_xpass=False, all_goldens=False)
     # The locks are private to this process, so that it does not wait for others.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (

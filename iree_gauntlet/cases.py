@@ -345,7 +345,7 @@ class Case:
 
     Attributes:
         stem: file name of the spec without its suffix, which `--filename` selects.
-        modules: in load order; the last one has the function that is called, unless there are `extra_modules`.
+        modules, pipeline_modules: in load order, the latter after all flags; the last of all has the called function.
         parameters: archives in the order of their flags.
         function: exported function to call; empty for the module's only function.
         run_flags: threshold or benchmark flags of the spec.
@@ -377,7 +377,7 @@ class Case:
     target: Target
     modules: tuple[Module, ...]
     origin: Origin
-    extra_modules: tuple[Module, ...] = ()
+    pipeline_modules: tuple[Module, ...] = ()
     parameters: tuple[Parameters, ...] = ()
     inputs: tuple[Argument, ...] = ()
     expected_outputs: tuple[Argument, ...] = ()

@@ -130,14 +130,14 @@ class Column:
             `DURATION`, a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show `DRAWN`
             columns.
         unit: unit of a `NUMBER`, after the title; empty for a count.
-        rank: narrow tables drop the columns of highest rank first; columns of rank 0 stay.
+        drop_order: narrow tables drop the columns of the highest number first; columns of 0 stay.
         margins: tolerated differences of a ratio: the largest is drawn as a band, the others as lines.
     """
 
     title: str
     kind: ColumnKind = ColumnKind.TEXT
     unit: str = ""
-    rank: int = 0
+    drop_order: int = 0
     margins: tuple[float, ...] = ()
 
     @property

@@ -110,7 +110,7 @@ class GoldenField:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class HistoryView:
     """A figure in a history.
 
     Attributes:
@@ -138,7 +138,7 @@ class MatrixView:
     Attributes:
         key: the key in `matrix.json` and `matrix.csv`.
         column: heading of the column; empty if the figure has neither column nor map.
-        rank: the rank of the column; narrow tables drop the columns of highest rank first.
+        drop_order: as of a `Column`; narrow tables drop the columns of the highest number first.
         write_cell: the format of the number in the column.
         title, unit: the heading and unit of the map.
         write: the format of the number in the map.
@@ -146,7 +146,7 @@ class MatrixView:
 
     key: str
     column: str = ""
-    rank: int = 0
+    drop_order: int = 0
     write_cell: Callable[[float], str] = format_count
     title: str = ""
     unit: str = ""
@@ -340,7 +340,7 @@ class Figure(StrEnum):
     @property
     def is_exact(self) -> bool:
         """True if repeated measurements give the same value."""
-        return self.row.trend is not None and not self.row.trend.noisy
+        return self.row.history is not None and not self.row.history.noisy
 
     @property
     def is_counted(self) -> bool:
@@ -363,7 +363,7 @@ class Figure(StrEnum):
         judged_noun="times",
         key_in_summary="time_ms",
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
-        column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
+        column=Column("time", ColumnKind.NUMBER, "ms", drop_order=1),
         matrix=MatrixView("time_ms", "time ms", 0, format_milliseconds, "Run time", "ms", format_milliseconds),
         # A matrix measures IREEs one after the other, so smaller differences mean little.
         matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
@@ -371,7 +371,7 @@ class Figure(StrEnum):
         change_title="time ms",
         # Smaller differences of two runs are noise.
         change_margin=Margin(0.1),
-        trend=Trend("time_ms", "ms", 0, Effect.TIME, noisy=True),
+        history=HistoryView("time_ms", "ms", 0, Effect.TIME, noisy=True),
     )
     CALL_INSTRUCTIONS = FigureRow(
         "call_instructions",
@@ -383,13 +383,13 @@ class Figure(StrEnum):
         Combination.LAST,
         optional=True,
         key_in_summary="instructions",
-        column=Column("instructions", ColumnKind.NUMBER, rank=1),
+        column=Column("instructions", ColumnKind.NUMBER, drop_order=1),
         matrix=MatrixView(
             "instructions", "instructions", 1, format_count, "Instructions of one call", "", format_count
         ),
         metric="instructions",
         change_title="instructions",
-        trend=Trend("instructions", "", 2, margin=_WORK_MARGIN),
+        history=HistoryView("instructions", "", 2, margin=_WORK_MARGIN),
     )
     COMPILE_TIME = FigureRow(
         "compile_seconds",
@@ -399,10 +399,10 @@ class Figure(StrEnum):
         Stage.COMPILE,
         "tool_seconds",
         Combination.SUM,
-        column=Column("compile", ColumnKind.DURATION, rank=3),
+        column=Column("compile", ColumnKind.DURATION, drop_order=3),
         matrix=MatrixView("compile_seconds", "compile s", 2, _format_seconds, "Compile time", "s", "{:.2f}".format),
         metric="compile-time",
-        trend=Trend("compile_s", "s", 7, Effect.OTHER, noisy=True),
+        history=HistoryView("compile_s", "s", 7, Effect.OTHER, noisy=True),
     )
     COMPILE_MEMORY = FigureRow(
         "compile_peak_bytes",
@@ -416,7 +416,7 @@ class Figure(StrEnum):
             "compile_peak_bytes", "memory MB", 5, _format_megabytes, "Compile memory", "MB", _format_megabytes
         ),
         compare_title="compile memory",
-        trend=Trend("compile_peak_bytes", "B", 8, Effect.OTHER, noisy=True),
+        history=HistoryView("compile_peak_bytes", "B", 8, Effect.OTHER, noisy=True),
     )
     DISPATCHES = FigureRow(
         "dispatch_count",
@@ -439,7 +439,7 @@ class Figure(StrEnum):
             min_value=0.0,
         ),
         limit="Maximum dispatches",
-        column=Column("dispatches", ColumnKind.NUMBER, rank=2),
+        column=Column("dispatches", ColumnKind.NUMBER, drop_order=2),
         matrix=MatrixView("dispatch_count", "dispatches", 0, format_count, "Dispatches", "", format_count),
         matrix_changes=MatrixChanges("dispatches", "Dispatches", 1, Margin()),
         metric="dispatches",
@@ -471,13 +471,13 @@ class Figure(StrEnum):
             is_strict=True,
         ),
         limit="Dispatches that the tuning spec matches, neither more nor less",
-        column=Column("tuned", ColumnKind.NUMBER, rank=2),
+        column=Column("tuned", ColumnKind.NUMBER, drop_order=2),
         matrix=MatrixView("tuned_dispatches", "tuned", 1, format_count, "Tuned dispatches", "", format_count),
         matrix_changes=MatrixChanges("tuned dispatches", "Tuned dispatches", 6, Margin()),
         metric="tuned-dispatches",
         missing_reason="its flags have no tuning spec",
         change_title="tuned dispatches",
-        trend=Trend("tuned_dispatches", "", 9, more_is_better=True),
+        history=HistoryView("tuned_dispatches", "", 9, more_is_better=True),
     )
     SIZE = FigureRow(
         "binary_size_bytes",
@@ -499,7 +499,7 @@ class Figure(StrEnum):
             is_integer=True,
         ),
         limit="Maximum bytes of the module",
-        column=Column("bytes", ColumnKind.NUMBER, rank=4),
+        column=Column("bytes", ColumnKind.NUMBER, drop_order=4),
         matrix=MatrixView(
             "binary_size_bytes", "size", 3, format_bytes, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
         ),
@@ -511,7 +511,7 @@ class Figure(StrEnum):
         missing_reason="the compiler reports no size",
         compare_title="module size",
         change_title="bytes",
-        trend=Trend("size_bytes", "B", 6, Effect.SIZE),
+        history=HistoryView("size_bytes", "B", 6, Effect.SIZE),
     )
     EXECUTABLES = _make_count_row("executables", "executable/executable-count")
     TRANSIENT_MEMORY = _make_memory_row("transient memory", "execution/transient-memory-size", 10)
@@ -531,13 +531,13 @@ class Figure(StrEnum):
         Combination.WORST,
         # Other instructions and other orders of threads round differently.
         golden=GoldenField("", GoldenRule.ERROR, Stage.THRESHOLD, baseline=2.0),
-        column=Column("quality", rank=5),
+        column=Column("quality", drop_order=5),
         matrix=MatrixView("max_abs_error", "max error", 4, format_error, "Largest error", "", format_error),
         matrix_changes=MatrixChanges("error", "Largest error (doubled or halved)", 0, ERROR_MARGIN),
         metric="error",
         missing_reason="no output was compared value by value",
         compare_title="largest error",
-        trend=Trend("max_error", "", 4, margin=ERROR_MARGIN),
+        history=HistoryView("max_error", "", 4, margin=ERROR_MARGIN),
     )
     DISPATCH_INSTRUCTIONS = FigureRow(
         "instructions",
@@ -565,7 +565,7 @@ class Figure(StrEnum):
         margin=CALL_MARGIN,
         missing_reason="instructions were not counted",
         change_title="instructions in dispatches",
-        trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
+        history=HistoryView("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
     OUTSIDE_INSTRUCTIONS = FigureRow(
         "instructions_outside",
@@ -601,7 +601,7 @@ class Figure(StrEnum):
         missing_reason="it is not known which instructions are in dispatches",
         change_title="instructions outside of dispatches",
         change_margin=OUTSIDE_MARGIN,
-        trend=Trend("instructions_outside", "", 3, margin=OUTSIDE_MARGIN),
+        history=HistoryView("instructions_outside", "", 3, margin=OUTSIDE_MARGIN),
     )
 
 

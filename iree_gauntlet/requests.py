@@ -366,7 +366,7 @@ class RunRequest:
     defaults: Defaults = Defaults()
     stages: tuple[Stage, ...] = option(
         (),
-        f"Only these stages (repeatable): {', '.join(stage for stage in SPEC_STAGES if not stage.row.is_local)}.",
+        f"Only these stages (repeatable): {', '.join(stage for stage in SPEC_STAGES if not stage.row.stays_local)}.",
         choices=SPEC_STAGES,
     )
     instructions: bool = option(
@@ -392,7 +392,7 @@ class RunRequest:
             explain=bool(values.get("explain")),
         )
 
-    def stages_after(self, default_stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    def choose_stages(self, default_stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Return the selected stages, or `default_stages`, which are the suite's or the toolkit's choice."""
         return tuple(dict.fromkeys((*(self.stages or default_stages), *((Stage.COUNT,) if self.instructions else ()))))
 

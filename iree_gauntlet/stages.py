@@ -61,7 +61,7 @@ class StageRow:
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
         limits: beginning of the help of the `--timeout-…` option; empty if the stage has no such option.
         is_named: True if specs and options name the stage.
-        is_local: True if the output is large and quickly made on the machine that uses it; never selected alone.
+        stays_local: True if the output is large and quickly made on the machine that uses it; never selected alone.
         fetches: True if the stage waits for the network and verifies files that exist already.
         maker: the program that makes the files, in messages; empty if `ModuleMaker` makes no files for the stage.
         prefix: prefix of error lines of our own programs; empty for other tools.
@@ -84,7 +84,7 @@ class StageRow:
     operator_timeout: float | None = None
     limits: str = ""
     is_named: bool = True
-    is_local: bool = False
+    stays_local: bool = False
     fetches: bool = False
     maker: str = ""
     prefix: str = ""
@@ -141,7 +141,7 @@ STAGES = {
         _CASES_WITH_CALLS,
         timeout=3600.0,
         limits="Seconds for synthetic weights",
-        is_local=True,
+        stays_local=True,
         maker="making synthetic weights",
     ),
     Stage.COMPILE: StageRow(
@@ -156,7 +156,7 @@ STAGES = {
         shade=2,
     ),
     # The reference follows the compile, since only the threshold step of a compiled program needs it.
-    Stage.REFERENCE: StageRow((Stage.COMPILE,), (Kind.QUALITY,), is_named=False, is_local=True, maker="onnxruntime"),
+    Stage.REFERENCE: StageRow((Stage.COMPILE,), (Kind.QUALITY,), is_named=False, stays_local=True, maker="onnxruntime"),
     # A compile-only case belongs to the threshold tests, as in the programs that run such specs today.
     Stage.THRESHOLD: StageRow(
         (Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),

@@ -159,7 +159,7 @@ def _format_bench_table() -> str:
         names = (f"-{option.short}" if option.short else "", f"--{option.name}")
         is_number = option.minimum is not None and not option.choices
         value = f"whole number of {option.minimum} or more" if is_number else _describe_value(option)
-        default = f"`{option.value}`" if option.value else _describe_default(option)
+        default = f"`{option.default_text}`" if option.default_text else _describe_default(option)
         rows.append(_format_row(names, value, default, option.help, option.on_iree))
     return _BENCH_TABLE_HEAD + "".join(rows)
 

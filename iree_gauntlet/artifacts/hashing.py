@@ -166,7 +166,7 @@ class HashCache:
             return None
 
     def invalidate(self, path: Path) -> None:
-        """Make the next use of a file hash it again; keep its expected hash and last use."""
+        """Have a file hashed again at its next use; keep its recorded hash and last use."""
         stamp, used_at = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))

@@ -121,11 +121,11 @@ class Pins:
     """The hashes that artifacts must have."""
 
     registry: Registry
-    learnt: Registry
+    lock_file: Registry
 
     def of(self, name: str) -> Pin | None:
         """Return the pin of a name; None if neither source has one."""
-        return self.registry.pin(name, "registry") or self.learnt.pin(name, "lock")
+        return self.registry.pin(name, "registry") or self.lock_file.pin(name, "lock")
 
 
 def _parse_entry(line: str, location: str) -> RegistryEntry | None:

@@ -31,11 +31,12 @@ class RemoteFile:
     Attributes:
         size: the file's bytes; None if the server does not report them.
         version: an identifier that changes with the content (ETag, or else Last-Modified); empty if not reported.
+        accepts_ranges: True if the server sends parts of the file.
     """
 
     size: int | None
     version: str
-    ranged: bool
+    accepts_ranges: bool
     checksums: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -136,13 +136,13 @@ class HttpRemote:
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
-        progress = [start]
+        position = [start]  # a list, because the reader of the body updates it
         with ExitStack() as stack:
             try:
                 response = stack.enter_context(self._send(start, stop, version))
-                body = self._read_body(response, start, version, progress)
+                body = self._read_body(response, start, version, position)
             except requests.RequestException as error:
-                raise self._make_error(error, progress[0]) from error
+                raise self._make_error(error, position[0]) from error
             except (HTTPError, ValueError, ArithmeticError) as error:
                 # Examples are a `Location` that is not UTF-8, or a length of thousands of digits.
                 cause = f"{type(error).__name__}: {_find_cause(error)[:200]}"
@@ -154,12 +154,12 @@ class HttpRemote:
     def _send(self, start: int, stop: int | None, version: str) -> requests.Response:
         """Request a range; use the URL of an earlier response as long as that URL works."""
         url, is_redirect = self._get_request_url()
-        response = self._request(url, start, stop, version, extra=not is_redirect)
+        response = self._request(url, start, stop, version, own_headers=not is_redirect)
         if is_redirect and response.status_code in _AUTH_STATUSES | _MISSING_STATUSES:
             # A large file may take longer than its redirection or signature is valid (minutes or hours).
             response.close()
             self._resolved_url = ""
-            response = self._request(self._get_request_url()[0], start, stop, version, extra=True)
+            response = self._request(self._get_request_url()[0], start, stop, version, own_headers=True)
         headers = _Headers.of(response)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         endless = headers.content_range.endswith("/*") and start == 0
@@ -168,14 +168,14 @@ class HttpRemote:
             # file, and without a known size the end of the last part is unknown.
             response.close()
             url, is_redirect = self._get_request_url()
-            response = self._request(url, 0, None, version, extra=not is_redirect)
+            response = self._request(url, 0, None, version, own_headers=not is_redirect)
         requested_url = response.history[0].url if response.history else response.url
         if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(requested_url).netloc):
-            # The extra headers are only for the host of the first request; other hosts do not get them.
+            # The remote's own headers are only for the host of the first request; other hosts do not get them.
             self._resolved_url = response.url
         return response
 
-    def _request(self, url: str, start: int, stop: int | None, version: str, *, extra: bool) -> requests.Response:
+    def _request(self, url: str, start: int, stop: int | None, version: str, *, own_headers: bool) -> requests.Response:
         last_byte = "" if stop is None else stop - 1
         headers = {
             # The bytes are requested as stored: their length and hash are the file's.
@@ -184,7 +184,7 @@ class HttpRemote:
             **({"Range": f"bytes={start}-{last_byte}"} if start or stop is not None else {}),
             **({"If-Match": version} if version.startswith('"') else {}),
             # On a redirection to another host, requests removes `Authorization`.
-            **(self.headers if extra else {}),
+            **(self.headers if own_headers else {}),
         }
         responses: list[requests.Response] = []
 
@@ -200,7 +200,7 @@ class HttpRemote:
                 response.close()
             raise
 
-    def _read_body(self, response: requests.Response, start: int, version: str, progress: list[int]) -> Body:
+    def _read_body(self, response: requests.Response, start: int, version: str, position: list[int]) -> Body:
         self._check_status(response)
         is_complete, headers = response.status_code == requests.codes.ok, _Headers.of(response)
         length = headers.content_length
@@ -215,17 +215,17 @@ class HttpRemote:
         file = RemoteFile(size, headers.etag or headers.last_modified, not is_complete, _read_checksums(response))
         if version and file.version != version:
             raise SourceChangeError(f"{version} became {file.version or 'a version without an ETag'}")
-        return Body(file, first, self._read_blocks(response, first, progress))
+        return Body(file, first, self._read_blocks(response, first, position))
 
-    def _read_blocks(self, response: requests.Response, first: int, progress: list[int]) -> Iterator[bytes]:
-        progress[0] = first
+    def _read_blocks(self, response: requests.Response, first: int, position: list[int]) -> Iterator[bytes]:
+        position[0] = first
         try:
             # Blocks are yielded as they arrive, so that no byte before an interruption is lost.
             while block := response.raw.read1(BLOCK_BYTES, decode_content=True):
                 yield block
-                progress[0] += len(block)
+                position[0] += len(block)
         except HTTPError as error:
-            raise self._make_error(error, progress[0]) from error
+            raise self._make_error(error, position[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
         status = response.status_code
@@ -466,12 +466,12 @@ class _FileRemote:
                 raise SourceChangeError(f"{self.path} was modified")
             file.seek(start)
             blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-            yield Body(RemoteFile(status.st_size, present_version, ranged=True), start, blocks)
+            yield Body(RemoteFile(status.st_size, present_version, accepts_ranges=True), start, blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRemote:
-    """An object in a store without retries; if `etag_is_md5`, ETags that look like an MD5 are one."""
+    """An object in a store, with retries left to `Transfer`; `etag_is_md5` if ETags like an MD5 are the content's."""
 
     url: str
     store: ObjectStore
@@ -502,7 +502,7 @@ class ObjectRemote:
         if version and etag != version:
             raise SourceChangeError(f"{version} became {etag}")
         md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
-        file = RemoteFile(metadata["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
+        file = RemoteFile(metadata["size"], etag, accepts_ranges=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, response.range[0], self._read_blocks(response))
 
     def _read_blocks(self, response: GetResult) -> Iterator[bytes]:

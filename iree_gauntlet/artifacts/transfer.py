@@ -156,7 +156,7 @@ class Partial:
             return None
         if intact_bytes < len(journal_bytes):
             os.truncate(state, intact_bytes)
-        file = RemoteFile(header.size, header.version, ranged=True, checksums=header.checksums)
+        file = RemoteFile(header.size, header.version, accepts_ranges=True, checksums=header.checksums)
         return cls(folder, data, journal, merge_blocks(spans)), file
 
     @classmethod
@@ -288,7 +288,7 @@ class Transfer:
     name: str
     folder: Path
     policy: Policy
-    slots: threading.BoundedSemaphore
+    connection_slots: threading.BoundedSemaphore
     progress: Progress
     pinned: bool
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -328,7 +328,7 @@ class Transfer:
 
     def _request_first_part(self, stack: ExitStack) -> tuple[Partial, RemoteFile]:
         """Download the first part, whose response identifies the file; without range support, download all of it."""
-        with self.slots:
+        with self.connection_slots:
             failures = 0
             while True:
                 self._received_bytes = 0
@@ -349,7 +349,7 @@ class Transfer:
                     raise
                 except TransientError as error:
                     # With ranges, the other parts continue after the last received byte. Otherwise start again.
-                    if partial is not None and body.file.ranged and body.file.size and body.file.version:
+                    if partial is not None and body.file.accepts_ranges and body.file.size and body.file.version:
                         self._wait_after_failure(error, 0)
                         return partial, body.file
                     # The received bytes do not count as progress, because the next attempt cannot use them.
@@ -376,7 +376,7 @@ class Transfer:
         file = body.file
         self.progress.download_progress(self.name, 0, file.size)
         end = file.size
-        if file.ranged and end is not None:
+        if file.accepts_ranges and end is not None:
             end = min(end, self.policy.part_bytes)
         limit = self._find_max_bytes() if end is None else end
         cursor = _PartCursor(0, limit + (end is None))
@@ -419,7 +419,7 @@ class Transfer:
 
     def _work(self, partial: Partial, file: RemoteFile, pending: queue.SimpleQueue[ByteRange]) -> None:
         try:
-            with self.slots:
+            with self.connection_slots:
                 while not self._stop.is_set():
                     try:
                         part = pending.get_nowait()

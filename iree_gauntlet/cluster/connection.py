@@ -332,7 +332,7 @@ class ClusterComparisonExecutor:
             keep,
             progress,
             cached_modules=modules,
-            compute_budget=share_time,
+            compute_budget_seconds=share_time,
             early_events=early,
         ).run()
 

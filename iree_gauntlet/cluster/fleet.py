@@ -119,7 +119,7 @@ def list_resource_requests(steps: Sequence[Step]) -> dict[str, ResourceRequest]:
                 resources.device, step.sku if has_timed_golden else "", uses_device=True, exclusive=resources.exclusive
             )
         else:
-            needs_local_device = step.stage.row.is_local or bool(dict(step.cache.ingredients).get("host"))
+            needs_local_device = step.stage.row.stays_local or bool(dict(step.cache.ingredients).get("host"))
             request = ResourceRequest(
                 devices.get(step.chain, "") if needs_local_device else "", exclusive=resources.exclusive
             )
@@ -129,18 +129,18 @@ def list_resource_requests(steps: Sequence[Step]) -> dict[str, ResourceRequest]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """The place of a step on a worker, with the step's device; `worker` is empty if the step needs no worker."""
+    """The place of a step on a worker (empty if it needs none), with the step's device and the worker's join."""
 
     worker: str
     device: WorkerDevice | None = None
     exclusive: bool = False
-    term: int = 0
+    join_id: int = 0
 
 
 @dataclass(slots=True)
 class _Worker:
     resources: WorkerResources
-    term: int
+    join_id: int
     running: int = 0
     busy_devices: set[str] = field(default_factory=set)
 
@@ -157,7 +157,7 @@ class Fleet:
         self._available: dict[str, None] = {}
         self._running: Counter[str] = Counter()
         self._exclusive_hosts: set[str] = set()
-        self._terms = 0
+        self._join_count = 0
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -170,8 +170,8 @@ class Fleet:
         """Add a worker, unless it has already joined."""
         if address in self._workers:
             return
-        self._terms += 1
-        self._workers[address] = _Worker(resources, self._terms)
+        self._join_count += 1
+        self._workers[address] = _Worker(resources, self._join_count)
         self._available[address] = None
 
     def leave(self, address: str) -> None:
@@ -249,7 +249,7 @@ class Fleet:
     def release(self, slot: WorkerSlot) -> None:
         """Release a slot, as `Slots` does; do nothing if its worker has left."""
         worker = self._workers.get(slot.worker)
-        if worker is None or worker.term != slot.term:
+        if worker is None or worker.join_id != slot.join_id:
             return
         host = worker.resources.host
         worker.running -= 1
@@ -270,10 +270,10 @@ class Fleet:
         ):
             return None
         if not request.device:
-            return WorkerSlot(address, exclusive=request.exclusive, term=worker.term)
+            return WorkerSlot(address, exclusive=request.exclusive, join_id=worker.join_id)
         for device in worker.resources.devices:
             if request.matches(device) and not (request.uses_device and device.uri in worker.busy_devices):
-                return WorkerSlot(address, device if request.uses_device else None, request.exclusive, worker.term)
+                return WorkerSlot(address, device if request.uses_device else None, request.exclusive, worker.join_id)
         return None
 
     def _occupy(self, slot: WorkerSlot) -> WorkerSlot:
@@ -357,6 +357,7 @@ class ClusterRunner:
         keep: saves the files of an answer; called before the answer's result is concluded.
         plan_handler: the handler, if some steps may need no worker; otherwise None.
         cached_modules: modules that the steps need and that are already built, by step name.
+        compute_budget_seconds: returns the seconds in which a worker may measure a unit of a comparison; 0 for steps.
         timeout: seconds for which steps wait for a worker with the needed resources.
     """
 
@@ -371,7 +372,7 @@ class ClusterRunner:
         *,
         plan_handler: PlanHandler | None = None,
         cached_modules: Mapping[str, ModuleLocation] = MappingProxyType({}),
-        compute_budget: Callable[[Step], float] = lambda _: 0.0,
+        compute_budget_seconds: Callable[[Step], float] = lambda _: 0.0,
         early_events: Sequence[Event] = (),
         timeout: float = _WORKER_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -382,7 +383,7 @@ class ClusterRunner:
         self._handler = handler
         self._plan_handler = plan_handler
         self._keep = keep
-        self._compute_budget = compute_budget
+        self._compute_budget_seconds = compute_budget_seconds
         self._early_events = early_events
         self._progress = progress
         self._timeout = timeout
@@ -438,7 +439,7 @@ class ClusterRunner:
         cached_modules = tuple(self._cached_modules[need] for need in step.needs if need in self._cached_modules)
         device = slot.device.uri if slot.device else ""
         attempt = len(self._lost_workers.get(step.id, ()))
-        order = Order(step.id, device, cached_modules, step.goldens, attempt, self._compute_budget(step))
+        order = Order(step.id, device, cached_modules, step.goldens, attempt, self._compute_budget_seconds(step))
         running = self._running_orders[step.id] = _RunningOrder(
             step, slot, self._fleet.get_resources(slot.worker).name, order
         )
@@ -475,7 +476,7 @@ class ClusterRunner:
             case ProcessDeathEvent():
                 self._retry(running, event.reason)
             case SupplyEvent():
-                self._handle_supply(running, event.missing)
+                self._handle_supply(running, event.failure_reason)
             case UnfitDeviceEvent():
                 self._withdraw_device(running, event.reason)
 
@@ -540,14 +541,14 @@ class ClusterRunner:
         del self._running_orders[step.id]
         self._conclude(step, result)
 
-    def _handle_supply(self, running: _RunningOrder, missing: str) -> None:
+    def _handle_supply(self, running: _RunningOrder, failure_reason: str) -> None:
         """Repeat an order after its missing files were sent; if that failed, the order's first answer is the result."""
         if running.answer is None:
             # Files are only sent after an answer, so this event is stale.
             return
         notes = self._notes[running.step.id]
-        if missing:
-            notes.append(f"nor did the machine that started the run send the files: {missing}")
+        if failure_reason:
+            notes.append(f"files are missing, and the machine that started the run did not send them: {failure_reason}")
             self._handle_answer(running, running.answer)
             return
         notes.append("the machine that started the run sent files that the worker could not get")

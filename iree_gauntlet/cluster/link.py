@@ -149,9 +149,9 @@ class ProcessDeathEvent(OrderEvent):
 
 @dataclass(frozen=True, slots=True)
 class SupplyEvent(OrderEvent):
-    """Files were sent to a worker for a step; if that failed, `missing` has the reason."""
+    """Files were sent to a worker for a step; `failure_reason` is empty if that worked."""
 
-    missing: str = ""
+    failure_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class LocalSteps:
                 if result is None or not result.verdict.counts_as_pass:
                     if name in cached_modules:
                         # Another worker built the module for this run, so it needs no rebuild here.
-                        mark_rebuilt(self._engine.options.marks_dir, cached_modules[name].key)
+                        mark_rebuilt(self._engine.options.rebuilt_marks_dir, cached_modules[name].key)
                     elif (failure := self.do_dependencies(needed_step, cached_modules)) is not None:
                         return failure
                     result = self._results[name] = self._engine.result_of(needed_step)

@@ -1,4 +1,4 @@
-"""The types of fields that several dialects share, and the base of their documents."""
+"""The types of fields that several dialects share, and the base of their documents; *ours*: added by this toolkit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _HEX_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _FILE_PREFIXES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DEVICES = [*dict.fromkeys(Target(family).kind.device for family in FAMILIES)]
-OWN_TARGET = "is already the file's own target"
+OWN_TARGET_PROBLEM = "is already the file's own target"
 OWN_TARGET_HINT = "Name only other targets."
 
 
@@ -79,7 +79,7 @@ def about(default: Any, description: str, **conditions: Any) -> Any:
 
 
 def expect(noun: str, fits: Callable[[str], object]) -> SchemaValidator:
-    """Make a text validator with an expectation; for a pattern's `fullmatch`, the JSON Schema has the pattern."""
+    """Make a text validator whose errors name `noun`; if `fits` is the `fullmatch` of a pattern, the schema has it."""
 
     def check(text: str) -> str:
         if not fits(text):
@@ -93,15 +93,15 @@ def expect(noun: str, fits: Callable[[str], object]) -> SchemaValidator:
     )
 
 
-def one_of(noun: str, choices: Collection[str], aliases: Iterable[str] = ()) -> SchemaValidator:
-    """Make a validator for one of several words."""
+def one_of(noun: str, choices: Collection[str], schema_aliases: Iterable[str] = ()) -> SchemaValidator:
+    """Make a validator for one of several words; `schema_aliases` are for an earlier validator, which replaces them."""
 
     def check(text: str) -> str:
         if text not in choices:
             raise ValueError(f"unknown {noun} {text!r}{did_you_mean(text, choices)} ({', '.join(choices)})")
         return text
 
-    return SchemaValidator(check, {"enum": [*choices, *aliases]})
+    return SchemaValidator(check, {"enum": [*choices, *schema_aliases]})
 
 
 def _check_input_text(text: str) -> str:
@@ -119,7 +119,7 @@ def _check_input_text(text: str) -> str:
 
 
 def _require_values(tensor_type: str, contents: str, text: str) -> None:
-    """Reject values that a tensor type does not have; no values mean zeros, and one value fills the tensor."""
+    """Raise a ValueError unless values fit a tensor type; no values mean zeros, and one value fills the tensor."""
     match = _SHAPE.match(tensor_type)
     shape = match[0] if match else ""
     element_type = tensor_type.removeprefix(shape)
@@ -140,7 +140,7 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
 
 
 def require_type(value: str, source: str, field: str) -> None:
-    """Raise a FieldError unless a value beside a file is a tensor type, and the file is raw bytes without a type."""
+    """Raise a FieldError unless the value of an input with a file is a tensor type, and the file has none itself."""
     if source.split("?", maxsplit=1)[0].endswith(".npy"):
         raise FieldError(
             "value",
@@ -154,7 +154,7 @@ def require_type(value: str, source: str, field: str) -> None:
 
 
 def require_literal(value: str, field: str) -> None:
-    """Raise a FieldError unless a value without a file gives values: `4xf32=1 2 3 4`, `4xf32` for zeros, a number."""
+    """Raise a FieldError unless the value of an input without a file is like `4xf32=1 2`, `4xf32` (zeros), or `3`."""
     head, _, contents = value.partition("=")
     if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILE_PREFIXES):
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
@@ -178,7 +178,7 @@ def _is_relative_path(text: str) -> bool:
     return bool(path.parts) and not (path.is_absolute() or ".." in path.parts or set(text) & set("\\\0"))
 
 
-def _is_releases(text: str) -> bool:
+def _is_release_range(text: str) -> bool:
     if not text or text[0] not in "<>=!~":
         return bool(_RELEASE.fullmatch(text))
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - few specs need it
@@ -224,7 +224,7 @@ PlainName = Annotated[
     expect("a file name without folders", lambda text: text not in ("", ".", "..") and not set(text) & set("/\\\0")),
 ]
 RelativePath = Annotated[str, expect("a relative path without '..'", _is_relative_path)]
-_Releases = Annotated[str, expect("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+_ReleaseRange = Annotated[str, expect("a release such as 3.13.0, or a range such as >=3.13", _is_release_range)]
 # sharktank's programs read `"True"` as true, and some of its files contain it.
 Truth = Annotated[
     bool,
@@ -232,7 +232,7 @@ Truth = Annotated[
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]}),
 ]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
-# These are the stages of a run without any request for stages.
+# The stages of a run that requests none.
 _STAGES = ", ".join(stage for stage in SPEC_STAGES if any(stage in (one, *one.row.upstream) for one in DEFAULT_STAGES))
 Timeouts = Annotated[
     dict[str, Positive],
@@ -250,8 +250,8 @@ Device = Annotated[
     ),
 ]
 GoldenCompiler = Annotated[
-    _Releases | None,
-    Field(default=None, description="Release that counts and size are for, such as 3.13.0, or a range (>=3.13)."),
+    _ReleaseRange | None,
+    Field(default=None, description="Compiler release of golden counts and size, such as 3.13.0, or a range (>=3.13)."),
 ]
 
 
@@ -272,7 +272,7 @@ def _check_family(name: str) -> str:
 
 
 Family = Annotated[str, SchemaValidator(_check_family, {"enum": [*FAMILIES]})]
-FURTHER_TARGETS = f"Other targets, and what differs on them: {', '.join(FAMILIES)}."
+TARGETS_DESCRIPTION = f"Other targets, and what differs on them: {', '.join(FAMILIES)}."
 
 
 def make_schema_config(**conditions: Any) -> ConfigDict:
@@ -309,10 +309,10 @@ class TargetOptions(StrictDocument):
 class WithTargets(StrictDocument):
     """A document with further targets besides its own (*ours*)."""
 
-    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict, description=FURTHER_TARGETS)
+    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict, description=TARGETS_DESCRIPTION)
 
     def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
-        """Return its own target's compile flags for a further target."""
+        """Return a further target's compile flags: `flags` with their target flags replaced, and those of its entry."""
         return (*flags_for(target, flags), *self.targets[target.family].compiler_flags)
 
     def choose_device(self, target: Target) -> str:
@@ -348,7 +348,7 @@ class ProgramDocument(StrictDocument):
 def validate(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
     """Validate a document; return it, or None if it is invalid, with its problems.
 
-    The text is JSON with every value at its position; `{}` where the file has no such text.
+    Problems get their lines from `text`: JSON with each value where the file has it; `{}` if the file is not JSON.
     """
     try:
         return model.model_validate(content), []
@@ -357,10 +357,10 @@ def validate(model: type[_Document], content: object, name: str, text: str) -> t
 
 
 def read_tolerant(
-    model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
+    model: type[_Document], path: Path, name: str, to_json: Callable[[str], str] | None = None
 ) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
-    """Read a document; return it or None, its text, its problems, and warnings of fields that its format has gained."""
-    content, text, problems = load_json(path, name, plain)
+    """Read a document; return it or None, its text as JSON, its problems, and warnings of unknown fields."""
+    content, text, problems = load_json(path, name, to_json)
     if content is None:
         return None, text, problems, []
     content, warnings = drop_unknown_fields(content, model.model_fields, name, text)
@@ -369,7 +369,7 @@ def read_tolerant(
 
 
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
-    """Read a TOML file; return its text and its table; SpecError with all of its problems."""
+    """Read a TOML file; return its text and its table; SpecError with all of its problems. `kind` names such files."""
     text, content = read_toml(path, kind)
     table, problems = validate(model, content, str(path), "{}")
     if table is None:

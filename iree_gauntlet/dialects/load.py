@@ -205,7 +205,7 @@ class CaseSet:
     warnings: tuple[Problem, ...] = ()
     unselected_problems: tuple[Problem, ...] = ()
     unmatched_entries: tuple[Problem, ...] = ()
-    case_problems: tuple[Problem, ...] = ()
+    operator_case_problems: tuple[Problem, ...] = ()  # each becomes the verdict of its case
 
 
 def load_cases(
@@ -244,7 +244,7 @@ def load_cases(
         tuple(sorted(collector.warnings)),
         tuple(sorted(collector.unselected_problems - problems)),
         tuple(sorted(collector.unmatched_entries)),
-        tuple(sorted(collector.case_problems)),
+        tuple(sorted(collector.operator_case_problems)),
     )
 
 
@@ -254,7 +254,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
     The program of an operator's case is a file next to it, which was checked when the case was read.
     """
     fields = _SOURCE_FIELDS[case.dialect]
-    for module in (*case.modules, *case.extra_modules):
+    for module in (*case.modules, *case.pipeline_modules):
         program = module.program
         if program.url and not program.local_file and module.origin.file == case.origin.file:
             yield module.origin.field, program.url

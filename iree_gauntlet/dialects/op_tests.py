@@ -104,7 +104,7 @@ class OpTests(ConfigBuilder[OpSpec]):
         else:
             message = f"is in a format older than {TORCH_FILE}, which is not supported"
             op = _make_invalid(spec, Problem(spec.name, 0, "", message, "Use a newer version of the suite."))
-        self.collector.case_problems.update(op.problems)
+        self.collector.operator_case_problems.update(op.problems)
         self.collector.warnings.update(op.warnings)
         program = Program(f"file://{quote(f'{spec.folder.path}/{op.program}')}", local_file=op.program)
         for config, target in configs:

@@ -185,7 +185,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
     kind = Kind.COMPILE if document.compile_only else Kind.QUALITY
     case = replace(
         make_case(spec, _REGRESSION, kind, target, (main,), document.timeouts),
-        extra_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
+        pipeline_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
         inputs=_read_arguments(reader, "inputs", document.inputs),
         expected_outputs=_read_arguments(reader, "outputs", document.outputs),
@@ -198,7 +198,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
     )
     if reader.problems:
         return []
-    if not pipeline or case.extra_modules:
+    if not pipeline or case.pipeline_modules:
         return [case]
     pipeline_case = replace(case, parameters=(), inputs=(), expected_outputs=(), blocked_reason="")
     return [case, replace(pipeline_case, kind=Kind.COMPILE, modules=pipeline)]

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.fields import (
-    FURTHER_TARGETS,
-    OWN_TARGET,
     OWN_TARGET_HINT,
+    OWN_TARGET_PROBLEM,
+    TARGETS_DESCRIPTION,
     TENSOR_TYPE,
     Count,
     Device,
@@ -166,7 +166,7 @@ class RegressionV2(_Regression, WithTargets):
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
     pipeline_compiler_flags: Flags = Field(description="Flags for the second module.")
     threshold_args: Flags = Field(description="More flags for iree-run-module, such as --expected_f16_threshold=1.0f.")
-    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=FURTHER_TARGETS)  # ours
+    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=TARGETS_DESCRIPTION)  # ours
     run_function: Text | None = about(None, "Function to run; optional if a module exports only one.")
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
@@ -320,7 +320,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         message += " or ".join(f"{path.stem}_{name}.json" for name in _FAMILIES_IN_NAMES)
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
     if isinstance(document, RegressionV2) and family in document.targets:
-        problems = [*problems, make_problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
+        problems = [*problems, make_problem_at(name, text, ["targets", family], OWN_TARGET_PROBLEM, OWN_TARGET_HINT)]
     if isinstance(document, Benchmark) and is_first and family == CPU.family:
         problems = [
             make_problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, omits it")

@@ -152,7 +152,7 @@ class Collector:
     warnings: set[Problem] = field(default_factory=set)
     unselected_problems: set[Problem] = field(default_factory=set)
     unmatched_entries: set[Problem] = field(default_factory=set)
-    case_problems: set[Problem] = field(default_factory=set)
+    operator_case_problems: set[Problem] = field(default_factory=set)
 
     def matches(self, markers: Collection[str], includes: Iterable[Include]) -> bool:
         """Return whether markers satisfy the marker expression of any of some includes."""

@@ -41,13 +41,13 @@ class FieldError(ValueError):
 
 
 def load_json(
-    path: Path, name: str, plain: Callable[[str], str] | None = None
+    path: Path, name: str, to_json: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
-    """Return a file's JSON object or None, the file's text (for `find_line`), and its problems."""
+    """Return a file's JSON object or None, its text for `find_line`, and its problems; `to_json` keeps positions."""
     text = ""
     try:
         text = read_text(path, name)
-        text = plain(text) if plain else text
+        text = to_json(text) if to_json else text
         document = _parse(text, name)
     except SpecError as error:
         return None, text, error.problems

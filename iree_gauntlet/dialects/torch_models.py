@@ -24,7 +24,7 @@ from iree_gauntlet.cases import (
     Program,
     SyntheticParameters,
 )
-from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
+from iree_gauntlet.dialects.fields import OWN_TARGET_HINT, OWN_TARGET_PROBLEM
 from iree_gauntlet.dialects.locations import SpecReader, find_devices, find_target, get_url_path, with_device
 from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Collector, SourceFields, Spec, make_case, make_duplicate
 from iree_gauntlet.dialects.spec_file import find_nearest
@@ -345,7 +345,7 @@ def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | N
     flags = reader.expand_flags("compiler_flags", document.compiler_flags)
     target = find_target(flags)
     if not reader.problems and target.family in document.targets:
-        reader.add_problem(["targets", target.family], OWN_TARGET, OWN_TARGET_HINT)
+        reader.add_problem(["targets", target.family], OWN_TARGET_PROBLEM, OWN_TARGET_HINT)
     if reader.problems:
         return None
     model, _, submodel = name.rpartition("/")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# `arguments.txt`, unpacked into the threshold step's folder, lists the inputs and onnxruntime's outputs.
+# The reference step's archive is unpacked into the threshold step's folder. Its `arguments.txt` is a flagfile with the
+# inputs, and with onnxruntime's outputs as expected outputs.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
@@ -62,7 +63,7 @@ class StepPaths:
     Attributes:
         owners: by module id, the case whose chain makes the module; modules that no spec defines are absent.
         artifact: returns the path of the file that a URL names.
-        for_count: if true, paths are those of the modules whose instructions are counted.
+        for_count: True if paths are those of the modules whose instructions are counted.
     """
 
     run_dir: Path
@@ -119,7 +120,7 @@ def make_parameters_role(scope: str, weights: SyntheticParameters) -> str:
 def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
     """Return compile flags that write statistics to `path`; statistics make a small compile about 5 % slower.
 
-    A statistics flag of the spec keeps its place, but its file becomes `path`, which is kept with the module.
+    A statistics flag of the spec keeps its position, but its file becomes `path`, which is cached with the module.
     """
     overrides = {STATISTICS_FILE: path, _STATISTICS_FORMAT: "json"}
     new_flags: list[str] = []
@@ -159,18 +160,18 @@ def make_parameters_argv(
 def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
     """Return the command of `iree-run-module` in the case's order of arguments.
 
-    `flags` are spelt as this toolchain spells them. Outputs that the spec asks for are written to the step's `folder`.
+    `flags` are spelt as this toolchain spells them. Outputs that the spec requests are written to the step's `folder`.
     """
     inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []
-    goldens = [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in case.expected_outputs]
+    checks = [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         modules = [f"--module={paths.module(module)}" for module in case.modules]
         # `@name` and `+name` become files in the step's folder; `-` is standard output.
         values = [argument.value for argument in case.outputs]
         values = [f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value for value in values]
         outputs = [f"--output={value}" for value in values]
-        return (tool, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *outputs, *goldens, *flags)
+        return (tool, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *outputs, *checks, *flags)
     return (
         tool,
         f"--device={case.device}",
@@ -178,9 +179,9 @@ def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
         *((f"--function={case.function}",) if case.function else ()),
         *flags,
         *inputs,
-        *goldens,
+        *checks,
         *paths.list_parameter_flags(case.parameters),
-        *(f"--module={paths.module(module)}" for module in case.extra_modules),
+        *(f"--module={paths.module(module)}" for module in case.pipeline_modules),
     )
 
 
@@ -237,7 +238,7 @@ def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
 
 
 def strip_file_path(word: str) -> str:
-    """Return a word of a benchmark's command without the file's path; the file's content is an ingredient itself."""
+    """Return a word of a benchmark's command without its file's path; the cache key has the file's content instead."""
     flag, _, value = word.partition("=")
     match flag:
         case "--module":
@@ -256,14 +257,14 @@ def make_tuning_argv(
 ) -> tuple[str, ...]:
     """Return the command that counts the dispatches which a compile's tuning spec matches.
 
-    Its compiles write to `folder`, since others read the files of the compile.
+    The command compiles again, into `folder`, because other steps read the files in `compile_folder`.
     """
     words = (word.replace(f"={compile_folder}/", f"={folder}/") for word in compile_argv)
     return (python, "-m", "iree_gauntlet.measuring.profiles.tuned_dispatches", "-o", output, "--", *words)
 
 
 def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:
-    """Format as `value`, `@file` or `value=@file`; for a `random:` file without a value, the URL gives the type."""
+    """Format as `value`, `@file` or `type=@file`; a raw `random:` file without a type gets the one in its URL."""
     if not argument.url:
         return argument.value
     path, url = artifact(argument.url), urlsplit(argument.url)

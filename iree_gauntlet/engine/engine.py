@@ -62,19 +62,19 @@ class RunOptions:
 
     Attributes:
         jobs: the maximum of steps that run concurrently, except benchmarks.
-        marks_dir: with --force-recompile, the directory in which a run's processes mark each module that is rebuilt;
-            None to use the cache.
-        lenient: an unexpected pass does not fail the run.
+        rebuilt_marks_dir: with --force-recompile, the folder in which a run's processes mark each rebuilt module; None
+            to use the cache.
+        allow_xpass: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
         confirm: the rules to confirm a broken golden time; None fails on the first breach, as the dialects do.
     """
 
     jobs: int
     fail_fast: bool
-    marks_dir: Path | None
-    lenient: bool
+    rebuilt_marks_dir: Path | None
+    allow_xpass: bool
     all_goldens: bool
-    confirm: ConfirmRules | None
+    confirm: ConfirmRules | None = None
 
 
 class RemoteExecutor(Protocol):
@@ -132,7 +132,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._machine_share = MachineShare(self.session.locks, self.session.progress.waiting)
-        self._maker = ModuleMaker(self.session, self.workbench, self.options.marks_dir)
+        self._maker = ModuleMaker(self.session, self.workbench, self.options.rebuilt_marks_dir)
         self._performers = {
             Stage.FETCH: self._fetch,
             **{stage: self._maker.make for stage in Stage if stage.row.maker},
@@ -253,7 +253,7 @@ class Engine:
             tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
             result = Result(Verdict.ERROR, message, notes=notes, tail=tail, command=result.command, log=result.log)
         delay += result.waited_seconds
-        result = apply_expectation(step, result, lenient=self.options.lenient)
+        result = apply_expectation(step, result, allow_xpass=self.options.allow_xpass)
         # Rounding drops waits of less than a millisecond, which are only the cost of the lock calls.
         return replace(result, seconds=round(time.monotonic() - start - delay, 6), waited_seconds=round(delay, 3))
 

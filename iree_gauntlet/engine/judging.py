@@ -192,18 +192,18 @@ def find_tuning_spec_error(lines: Sequence[str]) -> str:
     return shorten(f"the tuning spec cannot be loaded: {error_line}") if error_line else ""
 
 
-def apply_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
+def apply_expectation(step: Step, result: Result, *, allow_xpass: bool) -> Result:
     """Convert the verdict of a step that is expected to fail; other steps keep theirs.
 
     The expectation names kinds of failure, and perhaps a text. Other failures keep their verdict, as do errors that the
     product under test did not cause, such as a time-out or a missing file or function. A pass is unexpected and fails
-    the run unless `lenient`.
+    the run unless `allow_xpass`.
     """
     if not step.expect_failure:
         return result
     expectation = shorten(step.expect_failure)
     if result.verdict is Verdict.PASSED:
-        if lenient:
+        if allow_xpass:
             return replace(result, notes=(*result.notes, f"passed although expected to fail: {expectation}"))
         reason = f"passed, but is expected to fail: {expectation}; remove the expectation"
         return replace(result, verdict=Verdict.XPASSED, reason=reason)

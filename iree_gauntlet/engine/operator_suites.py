@@ -255,10 +255,10 @@ def make_operator_performers(
         memory = _compute_memory_limit(options.jobs)
         session.processes = CompileServerProcesses(session.supervisor, folder, server, memory)
         session.on_cancel(server.cancel)
-        maker = ModuleMaker(session, workbench, marks_dir=options.marks_dir)
+        maker = ModuleMaker(session, workbench, rebuilt_marks_dir=options.rebuilt_marks_dir)
         batches = None
         if plan.has_batches:
-            force = options.marks_dir is not None
+            force = options.rebuilt_marks_dir is not None
             batches = BatchCompiler(
                 server, workbench.modules, plan.members, memory_bytes=memory, force=force, progress=session.progress
             )

@@ -34,7 +34,7 @@ from iree_gauntlet.engine.commands import (
     strip_file_path,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
-from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
+from iree_gauntlet.measuring.numerics.tolerances import find_ineffective_tolerances, find_wrong_tolerances
 from iree_gauntlet.stages import CHECK_STAGES, FailureKind, Kind, Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 # Roles with this prefix are files that a flag or an ONNX file names; the flag or the file's name follows the prefix.
-FILE_ROLE = "file "
+FILE_ROLE_PREFIX = "file "
 # A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
 _TUNING_FORMAT = 1
@@ -71,13 +71,13 @@ class Plan:
     """Steps chain by chain, in the order of stages, and problems with flags that the tools do not support.
 
     Attributes:
-        case_problems: problems with flags of single cases of operator suites; only the steps of such cases are blocked.
+        operator_case_problems: problems with flags of single cases; only the steps of such cases are blocked.
         devices: the devices besides the CPU that steps run on, once they are known.
     """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
-    case_problems: tuple[Problem, ...] = ()
+    operator_case_problems: tuple[Problem, ...] = ()
     devices: tuple[Device, ...] = ()
 
 
@@ -190,7 +190,7 @@ def _is_skipped(case: Case) -> bool:
 
 def _makes_modules(case: Case) -> bool:
     """Return True if a case defines a module, which others may use."""
-    return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
+    return any(module.origin.file == case.origin.file for module in (*case.modules, *case.pipeline_modules))
 
 
 def _explain_no_count(case: Case) -> str:
@@ -235,7 +235,7 @@ class _Planner:
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
-        self._case_problems: set[Problem] = set()
+        self._operator_case_problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
         # Results are cached, since many steps have the same flags or problems.
         self._translate_flags = cache(context.translate)
@@ -270,7 +270,7 @@ class _Planner:
                     self._add(step)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
-        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._case_problems)))
+        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._operator_case_problems)))
 
     def _list_archives(self, case: Case) -> Iterator[tuple[str, SyntheticParameters]]:
         """Yield (scope, weights) of the archives that are generated for a case."""
@@ -285,7 +285,7 @@ class _Planner:
 
     def _select_modules(self, case: Case) -> list[Module]:
         """Return the modules to make: all modules of a selected case, but only used modules of a dependency."""
-        modules = [*case.modules, *case.extra_modules]
+        modules = [*case.modules, *case.pipeline_modules]
         is_dependency = case.id in self._needed_case_ids
         return [module for module in modules if not is_dependency or module.id in self._needed_module_ids]
 
@@ -331,7 +331,7 @@ class _Planner:
         common = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
             return common.flags, (*case.notes, *common.notes), ""
-        case_flags = self._translate(case.own_flags, tool, case.origin, self._case_problems)
+        case_flags = self._translate(case.own_flags, tool, case.origin, self._operator_case_problems)
         problems = (
             self._problem_of_flag(case.origin.file, error.flag, error.message, error.hint)
             for error in case_flags.unknown
@@ -442,7 +442,7 @@ class _Planner:
         )
 
     def _list_run_inputs(self, case: Case) -> tuple[StepInput, ...]:
-        modules = [StepInput("module", self._paths.module(module)) for module in (*case.modules, *case.extra_modules)]
+        modules = [StepInput("module", self._paths.module(entry)) for entry in (*case.modules, *case.pipeline_modules)]
         files = [("input", tensor.url) for tensor in case.inputs]
         files += [(EXPECTED_OUTPUT, tensor.url) for tensor in case.expected_outputs]
         files += [("parameters", tensor.url) for tensor in case.parameters]
@@ -461,7 +461,7 @@ class _Planner:
 
     def _plan_threshold(self, case: Case) -> Step:
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-run-module")
-        notes = (*notes, *(tolerance.message for tolerance in find_void_tolerances(case)))
+        notes = (*notes, *(tolerance.message for tolerance in find_ineffective_tolerances(case)))
         tolerance_problems: list[Problem] = []
         for tolerance in find_wrong_tolerances(case):
             # As with unsupported flags, an error in a case's own flags blocks only that case.
@@ -476,7 +476,7 @@ class _Planner:
             Stage.THRESHOLD,
             flag_errors or "; ".join(problem.in_one_line for problem in tolerance_problems),
             needs=(
-                *self._list_module_needs((*case.modules, *case.extra_modules)),
+                *self._list_module_needs((*case.modules, *case.pipeline_modules)),
                 *self._list_parameter_needs(case),
                 *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                 *self._fetch_needs([case.chain]),
@@ -640,7 +640,7 @@ def complete_compile(
         outputs.append(("splat", f"{step.folder}/splat.irpa"))
         splat = translate((f"--iree-parameter-splat={outputs[-1][1]}",), "iree-compile")
         flags, notes = (*flags, *splat.flags), (*notes, *splat.notes)
-    files = [(flag, _make_input(FILE_ROLE + flag, url, context)) for flag, url in module.file_flags]
+    files = [(flag, _make_input(FILE_ROLE_PREFIX + flag, url, context)) for flag, url in module.file_flags]
     weights = _list_external_weights(module, context)
     ingredients = {
         "kind": "compile",
@@ -697,8 +697,8 @@ def _complete_count(
     output = f"{step.folder}/counts.json"
     *dependencies, main = modules
     inputs = [StepInput("program", main)]
-    inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(dependencies)]
-    inputs += [replace(file, role=f"{FILE_ROLE}{file.role} {number}") for number, file in enumerate(files)]
+    inputs += [StepInput(f"{FILE_ROLE_PREFIX}module {number}", path) for number, path in enumerate(dependencies)]
+    inputs += [replace(file, role=f"{FILE_ROLE_PREFIX}{file.role} {number}") for number, file in enumerate(files)]
     counted_argv = make_counted_argv(benchmark.argv)
     words_for_key = [strip_file_path(word) for word in counted_argv[1:]]
     ingredients = {
@@ -748,7 +748,7 @@ def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]
     if not module.program.local_file:
         yield "program", module.program.url
     for flag, url in module.file_flags:
-        yield FILE_ROLE + flag, url
+        yield FILE_ROLE_PREFIX + flag, url
     for weights in _list_external_weights(module, context):
         yield weights.role, weights.url
 
@@ -760,7 +760,7 @@ def _list_external_weights(module: Module, context: PlanContext) -> tuple[StepIn
         return ()
     path = context.artifact_path(url)
     return tuple(
-        _make_input(FILE_ROLE + name, (path.parent / name).as_uri(), context) for name in list_data_files(path)
+        _make_input(FILE_ROLE_PREFIX + name, (path.parent / name).as_uri(), context) for name in list_data_files(path)
     )
 
 
@@ -787,8 +787,8 @@ def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str]
         return CacheLookup(reason="dump files were requested, which the cache does not keep", ingredients=pairs)
     if not ingredients["program"]:
         return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
-    missing_roles = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]
+    missing_roles = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE_PREFIX) and not value]
     if missing_roles:
-        reason = f"the {missing_roles[0].removeprefix(FILE_ROLE)} file is not known before it is fetched"
+        reason = f"the {missing_roles[0].removeprefix(FILE_ROLE_PREFIX)} file is not known before it is fetched"
         return CacheLookup(reason=reason, ingredients=pairs)
     return replace(context.lookup(name, ingredients), ingredients=pairs)

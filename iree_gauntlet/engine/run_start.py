@@ -135,7 +135,7 @@ def make_model_engine(
 ) -> Engine:
     """Return an engine that has as many jobs as cores and continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
-    options = RunOptions(jobs=jobs, fail_fast=False, marks_dir=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_marks_dir=None, allow_xpass=False, all_goldens=False)
     return Engine(session, workbench, options, performers)
 
 

@@ -131,7 +131,7 @@ def split_variant(variant: FlagVariant, cases: CaseSet, known_flags: FlagSet) ->
     variant or a case sets the level of one part of the compiler, which decides about that part's flags.
     """
     compiler_flags = _merge_flags(variant.compiler_flags)
-    modules = [module for case in cases.cases for module in (*case.modules, *case.extra_modules)]
+    modules = [module for case in cases.cases for module in (*case.modules, *case.pipeline_modules)]
     words = (
         *variant.compiler_flags,
         *variant.remove_compiler_flags,
@@ -160,7 +160,7 @@ def find_uncounted_flags(variants: Sequence[FlagVariant]) -> str:
     return ", ".join(f"--{name}" for name, _ in _group_flags([*words]) if name in CPU_FLAGS)
 
 
-def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[FlagVariant]) -> CaseSet:
+def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], *, added: Sequence[FlagVariant]) -> CaseSet:
     """Return cases with the flags of the `added` variants, and the goldens of all `variants` together."""
     name = name_variants(variants)
 
@@ -168,8 +168,8 @@ def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[
         applied = [variant for variant in added if variant.applies_to(case.target)]
         if not applied:
             return case
-        modules, extra_modules = (
-            tuple(_vary_module(module, applied) for module in group) for group in (case.modules, case.extra_modules)
+        modules, pipeline_modules = (
+            tuple(_vary_module(module, applied) for module in group) for group in (case.modules, case.pipeline_modules)
         )
         run_flags = case.run_flags
         for variant in applied:
@@ -182,12 +182,12 @@ def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[
             else archive
             for archive in case.parameters
         )
-        if (modules, extra_modules, run_flags) == (case.modules, case.extra_modules, case.run_flags):
+        if (modules, pipeline_modules, run_flags) == (case.modules, case.pipeline_modules, case.run_flags):
             return case
         return replace(
             case,
             modules=modules,
-            extra_modules=extra_modules,
+            pipeline_modules=pipeline_modules,
             parameters=parameters,
             run_flags=run_flags,
             goldens=dict(case.variant_goldens).get(name, ()),

@@ -103,15 +103,15 @@ class Selection:
 
     def require_no_problems(self) -> None:
         """Raise SpecError if a selected spec has problems."""
-        problems = [*self.cases.problems, *self.source_problems(self.cases.problems)]
+        problems = [*self.cases.problems, *self.find_url_problems(self.cases.problems)]
         if problems:
             raise SpecError(problems)
 
     def warnings(self) -> list[str]:
         """Return warnings to print before anything runs, one line each."""
         # A problem in one case of an operator suite becomes that case's verdict, so it is not also a warning.
-        broken_files = {problem.file for problem in self.cases.case_problems}
-        reasons = each_once(
+        broken_files = {problem.file for problem in self.cases.operator_case_problems}
+        reasons = merge_equal_texts(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken_files
         )
         problem_counts = Counter(problem.file for problem in self.cases.unselected_problems)
@@ -136,7 +136,7 @@ class Selection:
             lines.append(f"{file}: {entries} no existing case; `lint` of the whole suite lists them")
         return [*lines, *self.unselected_configs]
 
-    def source_problems(self, other_problems: Iterable[Problem] = ()) -> list[Problem]:
+    def find_url_problems(self, other_problems: Iterable[Problem] = ()) -> list[Problem]:
         """Return a problem for each invalid URL in the selected cases, and unreadable specs with `other_problems`."""
         # Random sources import NumPy; `list` runs without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
@@ -171,7 +171,7 @@ class Selection:
             return self
         names = [variant.name for variant in self.variants]
         variants = find_variants((*names, *texts), (*self.known_variants, *self.variants))
-        cases = vary_cases(self.cases, variants, [variant for variant in variants if variant.name not in names])
+        cases = vary_cases(self.cases, variants, added=[entry for entry in variants if entry.name not in names])
         risks = {risk for case in (*cases.cases, *cases.needed_cases) for risk in _list_risks(case)}
         name = _name_selection(self.name.partition("+")[0], variants)
         return replace(self, name=name, cases=cases, variants=variants, risks=tuple(sorted(risks)))
@@ -185,7 +185,7 @@ def _name_selection(suite: str, variants: Sequence[FlagVariant]) -> str:
     return "+".join((suite, *(variant.name for variant in variants)))
 
 
-def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
+def merge_equal_texts(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a line for each distinct text of (file, text) pairs, with all of its files; skip empty texts."""
     files: dict[str, dict[str, None]] = {}
     for file, text in warnings:
@@ -199,14 +199,13 @@ def select(
     request: SelectionRequest,
     defaults: Defaults,
     *,
-    for_problems: bool = False,
+    allow_only_problems: bool = False,
     variants: tuple[FlagVariant, ...] | None = None,
 ) -> Selection:
     """Read specs and select cases, by the request and the task's defaults.
 
-    `for_problems` is for commands such as `lint`: a selection that has only problems is returned, and expected failures
-    that no case has are warned about. `variants` are
-    the request's variants; None to look them up.
+    `allow_only_problems` is for commands such as `lint`: a selection that has only problems is returned, and expected
+    failures that no case has are warned about. `variants` are the request's variants; None to look them up.
 
     Raises:
         UsageError: options that exclude each other, or that name something that does not exist.
@@ -242,7 +241,7 @@ def select(
         # With other spec folders, fewer cases may exist than the suite names.
         unmatched_includes = [] if request.spec_dir else find_useless_includes(suite, specs)
         cases = replace(cases, problems=_add_line_numbers(suite, (*cases.problems, *unmatched_includes)))
-        if for_problems and failures and not (cases.problems or request.spec_dir):
+        if allow_only_problems and failures and not (cases.problems or request.spec_dir):
             # Load the suite without the options, since they may narrow it down.
             full_cases = load_cases(specs, suite.includes, targets)
             idle_failures = _add_line_numbers(suite, find_unselected_failures(suite, full_cases))
@@ -252,12 +251,12 @@ def select(
         suites, notes = list_project_suites()
         cases, failure_notes = add_expected_failures(suites, cases)
         notes += [*failure_notes, *_note_several_formats(cases)]
-    if not (cases.cases or cases.problems or (for_problems and cases.unselected_problems)):
+    if not (cases.cases or cases.problems or (allow_only_problems and cases.unselected_problems)):
         unread_files = sorted({problem.file for problem in cases.unselected_problems})
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.other_targets, unread_files)
     suite_variants = suite.variants if suite else ()
     variants = find_variants(request.variant, suite_variants) if variants is None else variants
-    varied_cases = vary_cases(cases, variants, variants)
+    varied_cases = vary_cases(cases, variants, added=variants)
     if variants and varied_cases == cases:
         notes.append(f"{'+'.join(variant.name for variant in variants)} changes the flags of no selected case")
     cases = varied_cases
@@ -495,7 +494,7 @@ def find_risky_flags(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 def _list_risks(case: Case) -> Iterator[Problem]:
     """Yield the flags of a case that do more than compile and run it."""
-    modules = (*case.modules, *case.extra_modules)
+    modules = (*case.modules, *case.pipeline_modules)
     flag_groups: list[tuple[str, Sequence[str]]] = [
         ((case.flags_origin or case.origin).file, case.run_flags),
         (case.origin.file, case.own_flags),
@@ -512,7 +511,7 @@ def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem
     from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
 
     allowed_folders = [resolve_links(folder) for folder in folders]
-    onnx = {module.program.url for module in (*case.modules, *case.extra_modules) if module.program.onnx}
+    onnx = {module.program.url for module in (*case.modules, *case.pipeline_modules) if module.program.onnx}
     for field, url in list_urls(case):
         if not get_url_path(url):
             continue

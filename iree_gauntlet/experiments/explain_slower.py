@@ -276,7 +276,7 @@ def _find_slow_dispatch(
         if tensors is None:
             tries.append((suspect, "when traced, the program does not get that far"))
             continue
-        inputs = tuple(tensors[i] for i in calls[suspect.name].places)
+        inputs = tuple(tensors[i] for i in calls[suspect.name].distinct_input_indices)
         notes.say(f"measuring {suspect.name} by itself")
         try:
             a, b = (_make_step(slower, side, f"cut_{number}", function, inputs) for side in tools)

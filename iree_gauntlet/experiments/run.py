@@ -103,7 +103,7 @@ def make_setup(request: RunRequest, machines: Machines | None = None) -> RunSetu
     selection = select(request.selection, request.defaults, variants=request.variants)
     selection.require_no_problems()
     request = replace(request, variants=selection.variants)
-    return RunSetup(request, selection, request.stages_after(selection.stages), machines)
+    return RunSetup(request, selection, request.choose_stages(selection.stages), machines)
 
 
 def execute(request: RunRequest, presenter: Reporter, machines: Machines | None = None) -> ExitCode:
@@ -439,14 +439,14 @@ def _open_session(
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """Open a session in a run's folder, and the engine for its steps."""
     execution, run_dir = request.execution, parts.run_dir
-    marks_dir = run_dir / "made-again" if execution.force_recompile else None
+    rebuilt_marks_dir = run_dir / "made-again" if execution.force_recompile else None
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as stack:
         session.on_cancel(parts.progress.cancel)
         settings = RunOptions(
             jobs=_compute_jobs(execution),
             fail_fast=execution.stops_early,
-            marks_dir=marks_dir,
-            lenient=execution.lenient,
+            rebuilt_marks_dir=rebuilt_marks_dir,
+            allow_xpass=execution.lenient,
             all_goldens=execution.unapplied_goldens == "fail",
             confirm=make_confirm_rules(
                 execution.verdict, execution.confirm_seconds, replace_disturbed=execution.replaces_disturbed

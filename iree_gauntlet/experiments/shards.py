@@ -78,7 +78,7 @@ def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, 
     if shard is None or not cases.cases:
         return cases.cases
     all_cases = (*cases.cases, *cases.needed_cases)
-    modules = [(case, module) for case in all_cases for module in (*case.modules, *case.extra_modules)]
+    modules = [(case, module) for case in all_cases for module in (*case.modules, *case.pipeline_modules)]
     owners: dict[str, str] = {}
     for case, module in modules:
         if module.program.url and module.origin.file == case.origin.file:

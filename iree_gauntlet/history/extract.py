@@ -135,23 +135,23 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
     # Each kind of counter and CPU has a series of its own, because their counts cannot be compared.
     suffix = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for figure, value in figures.values.items():
-        trend = figure.row.trend
+        view = figure.row.history
         # Instructions of a call make a series only if the instructions in dispatches are unknown.
         partial = figure is Figure.CALL_INSTRUCTIONS and Figure.DISPATCH_INSTRUCTIONS in figures.values
         foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not has_compile_time
-        if trend is None or partial or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
+        if view is None or partial or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
             continue
         check = figures.checks.get(figure)
         golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
             rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance)
-            yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
+            yield HistoryFigure(view.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
             # The counted module differs from the timed module, and may exist without it.
-            yield HistoryFigure(f"{trend.name}{suffix}", value, golden=golden, limit=limit, flags=counted_flags)
+            yield HistoryFigure(f"{view.name}{suffix}", value, golden=golden, limit=limit, flags=counted_flags)
         else:
-            more = trend.more_is_better
-            yield HistoryFigure(trend.name, value, golden=golden, limit=limit, more_is_better=more)
+            more = view.more_is_better
+            yield HistoryFigure(view.name, value, golden=golden, limit=limit, more_is_better=more)
 
 
 def _format_flags(steps: Iterable[StepOutcome], *, of_count: bool = False) -> str:

@@ -102,8 +102,8 @@ class HistoryIndex:
             for row in database.execute(_SELECT_SERIES):
                 model, submodel, target, figure, sku, flags, machine, more_is_better = row[:_KEY_COLUMNS]
                 key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more_is_better))
-                file, run, time, iree, commit, value, disturbed, golden, limit, release = row[_KEY_COLUMNS:]
-                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, release)
+                file, run, time, iree, commit, value, disturbed, golden, limit, iree_arg = row[_KEY_COLUMNS:]
+                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, iree_arg)
                 points_by_key.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
 

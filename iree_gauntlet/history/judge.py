@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
-    from iree_gauntlet.figures import Trend
+    from iree_gauntlet.figures import HistoryView
     from iree_gauntlet.records.history_record import FigureConfirmation, Point, SeriesKey
 
 
-# The minimum number of runs per change: an error that changes more often depends on more than the IREE.
-_PERIOD = 3
+# A numerical error that changes at least three times, and in a third of the runs or more, does not depend on the IREE
+# alone: it is judged as noisy.
+_MIN_CHANGES, _MAX_RUNS_PER_CHANGE = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class MinEffects:
     memory_and_compile_time: float = 0.05
     size: float = 0.001
 
-    def find_margin(self, trend: Trend | None) -> Margin:
+    def find_margin(self, view: HistoryView | None) -> Margin:
         """Return the margin within which values are equal; for an imported figure, every change counts."""
         shares = {Effect.TIME: self.time, Effect.OTHER: self.memory_and_compile_time, Effect.SIZE: self.size}
-        return Margin() if trend is None else trend.margin if trend.effect is None else Margin(shares[trend.effect])
+        return Margin() if view is None else view.margin if view.effect is None else Margin(shares[view.effect])
 
-    def find_noise(self, trend: Trend | None) -> float:
+    def find_noise(self, view: HistoryView | None) -> float:
         """Return the smallest effect that counts for a noisy figure, as a difference of logarithms."""
-        return math.log1p(self.find_margin(trend).share or self.memory_and_compile_time)
+        return math.log1p(self.find_margin(view).share or self.memory_and_compile_time)
 
 
 def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, ...]:
@@ -55,33 +56,35 @@ def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, .
     At most one in twenty reported changes of noisy figures is false, by Benjamini and Hochberg's rule over all series,
     including series without a change.
     """
-    exact: list[Finding] = []
-    likely: list[Finding] = []
-    quiet_count = 0
+    exact_findings: list[Finding] = []
+    noisy_findings: list[Finding] = []
+    unchanged_count = 0
     for series in all_series:
-        margin = effects.find_margin(series.key.trend)
+        margin = effects.find_margin(series.key.history_view)
         if _is_exact(series, margin):
-            exact += _list_exact_changes(series, margin)
+            exact_findings += _list_exact_changes(series, margin)
             continue
-        findings = _list_noisy_changes(series, effects.find_noise(series.key.trend))
-        likely += findings
-        quiet_count += not findings
-    p_values = adjust_p_values([*(finding.p_value or 0.0 for finding in likely), *([1.0] * quiet_count)])
+        findings = _list_noisy_changes(series, effects.find_noise(series.key.history_view))
+        noisy_findings += findings
+        unchanged_count += not findings
+    p_values = adjust_p_values([*(finding.p_value or 0.0 for finding in noisy_findings), *([1.0] * unchanged_count)])
     significant = [
         replace(finding, p_value=p_value)
-        for finding, p_value in zip(likely, p_values, strict=False)
+        for finding, p_value in zip(noisy_findings, p_values, strict=False)
         if p_value <= DEFAULT_DISCOVERY_RATE
     ]
-    return tuple(sorted([*exact, *significant], key=_rank))
+    return tuple(sorted([*exact_findings, *significant], key=_make_sort_key))
 
 
-def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
-    """Rank regressions, suspected regressions, improvements, undone changes; each by today's size, then certainty."""
+def _make_sort_key(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
+    """Return a sort key: regressions, suspected regressions, improvements, undone changes.
+
+    Within a group, the largest change from the old level to today's is first, then the most certain.
+    """
     key, today = finding.key, finding.today
-    better = finding.kind is FindingKind.IMPROVEMENT
-    group = 3 if finding.undone else 2 if better else 1 if finding.suspected else 0
-    size = -abs(math.log(today / finding.old)) if today > 0 and finding.old > 0 else -math.inf
-    return group, size, finding.p_value or 0.0, (key.title, key.sku, key.machine, key.flags)
+    group = 3 if finding.undone else 2 if finding.kind is FindingKind.IMPROVEMENT else 1 if finding.suspected else 0
+    change = abs(math.log(today / finding.old)) if today > 0 and finding.old > 0 else math.inf
+    return group, -change, finding.p_value or 0.0, (key.title, key.sku, key.machine, key.flags)
 
 
 def _is_exact(series: Series, margin: Margin) -> bool:
@@ -89,8 +92,8 @@ def _is_exact(series: Series, margin: Margin) -> bool:
     if any(value <= 0 for value in values):
         return True
     changes = sum(margin.is_exceeded(a, b) for a, b in pairwise(values))
-    restless = series.key.trend is Figure.ERROR.row.trend and changes >= max(_PERIOD, len(values) / _PERIOD)
-    return series.key.is_exact and not restless
+    is_frequent = changes >= max(_MIN_CHANGES, len(values) / _MAX_RUNS_PER_CHANGE)
+    return series.key.is_exact and not (is_frequent and series.key.history_view is Figure.ERROR.row.history)
 
 
 def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
@@ -108,7 +111,7 @@ def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
 
 
 def _make_step(series: Series, index: int, end: int, levels: tuple[float, float, float], margin: Margin) -> Finding:
-    """Make the finding of a step; the levels are those before it, from `index` to `end`, and of today."""
+    """Make the finding of a step; `levels` are the values before it, from `index` to `end`, and of today."""
     points, key, (old, new, today) = series.points, series.key, levels
     undone = (today - old) * (new - old) <= 0 or not margin.is_exceeded(old, today)
     until = points[end - 1] if undone or end < len(points) else None
@@ -168,22 +171,22 @@ def _list_drifts(series: Series, min_effect: float) -> list[Finding]:
     values, flags = [point.value for point in series.points], [point.disturbed for point in series.points]
     # If more is better, the inverse values are searched for a drift.
     oriented = [1 / value for value in values] if series.key.more_is_better else values
-    trend = find_drift(oriented, min_effect, disturbed=flags)
-    if trend is None:
+    drift = find_drift(oriented, min_effect, disturbed=flags)
+    if drift is None:
         return []
     new, sign = statistics.median(values[-MIN_CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
     return [
         Finding(
             key=series.key,
             kind=FindingKind.DRIFT,
-            index=trend.start_index,
-            point_before=series.points[trend.start_index - 1],
+            index=drift.start_index,
+            point_before=series.points[drift.start_index - 1],
             point_after=series.points[-1],
-            old=new * math.exp(-sign * trend.effect),
+            old=new * math.exp(-sign * drift.effect),
             new=new,
-            runs=len(values) - trend.start_index,
+            runs=len(values) - drift.start_index,
             today=new,
-            p_value=trend.p_value,
+            p_value=drift.p_value,
             disturbed=sum(flags),
         )
     ]
@@ -194,7 +197,7 @@ def remove_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tuple
     kept_series = []
     for series in all_series:
         matches = [mark for mark in marks if mark.mark == "invalid" and _matches(mark, series.key)]
-        points = tuple(point for point in series.points if not any(_has_version(point, mark.iree) for mark in matches))
+        points = tuple(point for point in series.points if not any(_has_iree(point, mark.iree) for mark in matches))
         kept_series += [replace(series, points=points)] if points else []
     return tuple(kept_series)
 
@@ -208,13 +211,13 @@ def apply_marks(
     for finding in findings:
         result = finding
         for mark in marks:
-            if not _matches(mark, finding.key) or not _has_version(result.point_after, mark.iree):
+            if not _matches(mark, finding.key) or not _has_iree(result.point_after, mark.iree):
                 continue
             if mark.mark == "accepted" and finding.kind is not FindingKind.IMPROVEMENT:
                 result = replace(result, accepted=mark.reason)
             elif mark.mark == "moved":
                 points = points_by_key[finding.key]
-                index = next((i for i, point in enumerate(points) if _has_version(point, mark.to)), 0)
+                index = next((i for i, point in enumerate(points) if _has_iree(point, mark.to)), 0)
                 # A mark without a matching run in the series has no effect.
                 if index:
                     before, after = points[index - 1], points[index]
@@ -230,7 +233,7 @@ def find_unused_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tu
         f"mark {mark.mark!r} of {mark.series} with {mark.iree} matches no run of the history"
         for mark in marks
         if not any(
-            _matches(mark, series.key) and any(_has_version(point, mark.iree) for point in series.points)
+            _matches(mark, series.key) and any(_has_iree(point, mark.iree) for point in series.points)
             for series in series_list
         )
     )
@@ -240,17 +243,16 @@ def _matches(mark: Mark, key: SeriesKey) -> bool:
     return fnmatchcase(key.title, mark.series) or fnmatchcase(key.case, mark.series)
 
 
-def _has_version(point: Point, iree: str) -> bool:
-    return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
+def _has_iree(point: Point, iree: str) -> bool:
+    """Return True if a mark's IREE is the point's version, `--iree` value, day, or the start of its commit."""
+    return iree in (point.iree, point.iree_arg, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
 def add_confirmations(findings: Iterable[Finding], confirmations: Iterable[FigureConfirmation]) -> tuple[Finding, ...]:
     """Add the results of comparisons that confirm findings; the newest counts."""
-    verdicts = {(entry.case, entry.figure, entry.before, entry.after): entry for entry in confirmations}
+    entries = {(entry.case, entry.figure, entry.before, entry.after): entry for entry in confirmations}
     results = []
     for finding in findings:
-        entry = verdicts.get(
-            (finding.key.case, finding.key.figure, finding.point_before.iree, finding.point_after.iree)
-        )
+        entry = entries.get((finding.key.case, finding.key.figure, finding.point_before.iree, finding.point_after.iree))
         results.append(finding if entry is None else replace(finding, confirmed=entry.verdict, ratio=entry.ratio))
     return tuple(results)

@@ -148,7 +148,7 @@ class ModelTestSession:
         cases = CaseSet(tuple(test.case for test in tests), tuple(needed_cases.values()), ())
         variants = settings.variants
         require_known_flags(variants, self._workbench.get_flags)
-        cases = vary_cases(cases, variants, variants)
+        cases = vary_cases(cases, variants, added=variants)
         execution = ExecutionRequest(force_recompile=settings.force_recompile)
         plan = make_plan(cases, CHECK_STAGES.values(), make_plan_context(self._workbench, run_dir, execution))
         if plan.problems:
@@ -159,8 +159,8 @@ class ModelTestSession:
         self._options = RunOptions(
             jobs=max(1, read_machine_facts().cores // settings.processes),
             fail_fast=False,
-            marks_dir=run_dir / "made-again" if settings.force_recompile else None,
-            lenient=False,
+            rebuilt_marks_dir=run_dir / "made-again" if settings.force_recompile else None,
+            allow_xpass=False,
             all_goldens=settings.all_goldens,
             confirm=settings.confirm,
         )

@@ -28,7 +28,7 @@ from iree_gauntlet.recorded import Recorded, RecordError, read_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.figures import Trend
+    from iree_gauntlet.figures import HistoryView
     from iree_gauntlet.journal_events import MachineInfo
 
 
@@ -43,7 +43,7 @@ _REFUTING_VERDICTS = ("same", "faster", "not slower")
 _FINDING_KEYS = ("kind", "suspected", "accepted", "confirmed", "ratio")
 _POINT_KEYS = ("run", "time", "iree", "commit", "file")
 # The figures by the names of their series.
-TRENDS = {figure.row.trend.name: figure for figure in Figure if figure.row.trend}
+FIGURES_BY_SERIES = {figure.row.history.name: figure for figure in Figure if figure.row.history}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,20 +267,20 @@ class SeriesKey:
         return self.figure.partition(" ")[0]
 
     @property
-    def trend(self) -> Trend | None:
-        """The trend of the figure; None for a figure that other tools measured."""
-        figure = TRENDS.get(self.quantity)
-        return figure.row.trend if figure else None
+    def history_view(self) -> HistoryView | None:
+        """The figure's view in a history; None for a figure that other tools measured."""
+        figure = FIGURES_BY_SERIES.get(self.quantity)
+        return figure.row.history if figure else None
 
     @property
     def is_exact(self) -> bool:
         """True if every change of the figure counts."""
-        return self.trend is not None and not self.trend.noisy
+        return self.history_view is not None and not self.history_view.noisy
 
     @property
     def unit(self) -> str:
         """The unit of the figure; empty for counts, errors and unknown figures."""
-        return self.trend.unit if self.trend else ""
+        return self.history_view.unit if self.history_view else ""
 
     @property
     def title(self) -> str:
@@ -295,7 +295,7 @@ class Point:
     Attributes:
         file: the run's file in the history.
         commit: the compiler's commit; empty if unknown.
-        named: the value of `--iree` that names the IREE; empty for a local IREE.
+        iree_arg: the value of `--iree` that names the IREE; empty for a local IREE.
     """
 
     file: str
@@ -307,7 +307,7 @@ class Point:
     disturbed: bool = False
     golden: float | None = None
     limit: float | None = None
-    named: str = ""
+    iree_arg: str = ""
 
     @property
     def dated_iree(self) -> str:

@@ -51,7 +51,7 @@ class IreeTimes(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes(Recorded):
-    """The time of torch (eager or compiled), the speedup over torch's baseline, and over IREE's same variant."""
+    """The time of torch (eager or compiled), its speedup over torch's baseline, and its time over IREE's."""
 
     ms: float
     first_call_ms: float | None = None

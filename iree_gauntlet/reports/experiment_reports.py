@@ -59,8 +59,8 @@ _BISECT_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("value"),
     Column("like", ColumnKind.VERDICT),
-    Column("took", ColumnKind.DURATION, rank=2),
-    Column("commit", rank=1),
+    Column("took", ColumnKind.DURATION, drop_order=2),
+    Column("commit", drop_order=1),
     Column("remarks"),
 )
 # Of sets of flags: the numbers of the flags instead of an IREE, and no commit, which is the same for all.

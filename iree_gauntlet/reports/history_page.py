@@ -28,7 +28,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import format_bytes, format_milliseconds, format_ratio, pluralize
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
-from iree_gauntlet.records.history_record import TRENDS, Finding, HistoryOutcome, Series
+from iree_gauntlet.records.history_record import FIGURES_BY_SERIES, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ _RUN_COLUMNS = (
     Column("day"),
     Column("run", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
-    Column("machine", rank=2),
-    Column("suite", rank=3),
+    Column("machine", drop_order=2),
+    Column("suite", drop_order=3),
     Column("state"),
     Column("cases", ColumnKind.NUMBER),
-    Column("figures", ColumnKind.NUMBER, rank=1),
+    Column("figures", ColumnKind.NUMBER, drop_order=1),
 )
 _CHANGE_COLUMNS = (
     Column("what", ColumnKind.VERDICT),
@@ -54,10 +54,10 @@ _CHANGE_COLUMNS = (
     Column("change", ColumnKind.NAME),
     Column("old → new", ColumnKind.NAME),
     Column("since IREE", ColumnKind.NAME),
-    Column("last before", ColumnKind.NAME, rank=2),
-    Column("runs", ColumnKind.NUMBER, rank=1),
-    Column("p", ColumnKind.NAME, rank=3),
-    Column("machine", ColumnKind.NAME, rank=4),
+    Column("last before", ColumnKind.NAME, drop_order=2),
+    Column("runs", ColumnKind.NUMBER, drop_order=1),
+    Column("p", ColumnKind.NAME, drop_order=3),
+    Column("machine", ColumnKind.NAME, drop_order=4),
 )
 _TERMINAL_ROWS = 60
 _POINT_FIELDS = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
@@ -75,7 +75,7 @@ _MIN_FOLDED_FINDINGS = 10
 # These are indices into a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # The most interesting metrics come first, and unknown metrics last.
-_ORDER = {trend.name: trend.position for figure in Figure if (trend := figure.row.trend)}
+_ORDER = {view.name: view.position for figure in Figure if (view := figure.row.history)}
 # A small chart has only the last values, at most this many.
 _MAX_SPARKLINE_VALUES = 60
 
@@ -187,7 +187,7 @@ def _show_series(series: Series, outcome: HistoryOutcome) -> Iterable[Block]:
     origins = []
     for point in points:
         commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
-        iree_argument = shlex.quote(point.named) if point.named else ""
+        iree_argument = shlex.quote(point.iree_arg) if point.iree_arg else ""
         origins.append((point.run, point.iree, point.time[:10], commit, iree_argument, point.file))
     yield Chart(
         title,
@@ -226,14 +226,14 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
 
 def _find_bisect_metric(key: SeriesKey) -> str:
     """Return the metric by which a series can be bisected; empty if there is none."""
-    figure = TRENDS.get(key.figure)
+    figure = FIGURES_BY_SERIES.get(key.figure)
     return figure.row.metric if figure else ""
 
 
 def _format_bisect_command(finding: Finding) -> str:
     """Return the command that finds the release or commit of a change; empty if none is needed."""
     metric, key = _find_bisect_metric(finding.key), finding.key
-    good, bad = finding.point_before.named, finding.point_after.named
+    good, bad = finding.point_before.iree_arg, finding.point_after.iree_arg
     if not (metric and finding.needs_action and good and bad) or good == bad:
         return ""
     return shlex.join(("gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, *key.selection_options))
@@ -282,7 +282,7 @@ def _make_row(finding: Finding) -> tuple[Cell, ...]:
     levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
     since = finding.point_after.dated_iree
     if finding.until:
-        ends = (point.named or point.iree for point in (finding.point_after, finding.until))
+        ends = (point.iree_arg or point.iree for point in (finding.point_after, finding.until))
         place = " to ".join(dict.fromkeys(ends))
         since = f"was {_format_change(finding, finding.new)} {'from' if ' to ' in place else 'with'} {place}"
     since += " †" if finding.same_iree else ""
@@ -297,7 +297,7 @@ def _format_change(finding: Finding, level: float) -> str:
     if not finding.old:
         return "from 0"
     share = (level - finding.old) / abs(finding.old)
-    if TRENDS.get(finding.key.quantity) is Figure.ERROR:
+    if FIGURES_BY_SERIES.get(finding.key.quantity) is Figure.ERROR:
         return f"×{1 + share:.3g}"
     return format_ratio(1 + share) if abs(share) >= _SMALL_SHARE else f"{100 * share:+.1g} %"
 

@@ -131,15 +131,15 @@ _IREE_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("result"),
     Column("exit code", ColumnKind.NUMBER),
-    Column("compiler", ColumnKind.NAME, rank=2),
-    Column("runtime", ColumnKind.NAME, rank=1),
-    Column("run", ColumnKind.NAME, rank=3),
+    Column("compiler", ColumnKind.NAME, drop_order=2),
+    Column("runtime", ColumnKind.NAME, drop_order=1),
+    Column("run", ColumnKind.NAME, drop_order=3),
 )
 _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
     Column("verdict", ColumnKind.VERDICT),
-    *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _COLUMN_VIEWS),
+    *(Column(view.column, ColumnKind.NUMBER, drop_order=view.drop_order) for _, view in _COLUMN_VIEWS),
 )
 _TIME_TOLERANCE = 0.05
 _FORMULA_STARTS = ("=", "+", "-", "@")

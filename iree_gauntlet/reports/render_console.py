@@ -158,8 +158,8 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
     # Columns are hidden by their ranks until the others fit.
     visible = list(range(len(columns)))
     while sum(widths[index] for index in visible) > width:
-        lowest = max(visible, key=lambda index: columns[index].rank)
-        if columns[lowest].rank == 0:
+        lowest = max(visible, key=lambda index: columns[index].drop_order)
+        if columns[lowest].drop_order == 0:
             break
         visible.remove(lowest)
     too_wide = len(visible) > 2 and sum(widths[index] for index in visible) > width

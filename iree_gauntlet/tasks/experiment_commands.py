@@ -36,9 +36,9 @@ from iree_gauntlet.tasks.task_options import (
     TOOLCHAIN,
     TaskPart,
     console_presenter,
+    describe_defaults,
     gauntlet_task,
     run_part,
-    with_defaults,
 )
 from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, BenchOptions, read_options
 
@@ -52,7 +52,7 @@ _BENCHMARK_DEFAULTS = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300"
 _DEFAULTS = Defaults(suite=DEFAULT_SUITE)
 
 _TOOL_OPTIONS = list_options(ToolchainRequest, "iree_compiler", "iree_runtime")
-_FLAG_SEARCH_IREE = replace(list_options(ToolchainRequest, "iree")[0], help="With --flags: the IREE, as for `run`.")
+_BISECT_IREE_OPTION = replace(list_options(ToolchainRequest, "iree")[0], help="With --flags: the IREE, as for `run`.")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 _BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` wrote: the archive, or its folder.")
 
@@ -116,7 +116,7 @@ def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 @gauntlet_task(
     "threshold",
     run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="cpu and rocm"),
+        describe_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="cpu and rocm"),
         _THRESHOLD_DEFAULTS,
         Stage.THRESHOLD,
     ),
@@ -133,7 +133,7 @@ def threshold_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 @gauntlet_task(
     "benchmark",
     run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="rocm (gfx942)"),
+        describe_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="rocm (gfx942)"),
         _BENCHMARK_DEFAULTS,
         Stage.COMPSTAT,
         Stage.BENCHMARK,
@@ -269,7 +269,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
         (
             *SELECTION,
             *CACHE,
-            _FLAG_SEARCH_IREE,
+            _BISECT_IREE_OPTION,
             *_TOOL_OPTIONS,
             *_list_running_options(
                 "jobs",
@@ -349,7 +349,7 @@ def _make_option(option: BenchOption) -> Option:
     has_letter = len(option.short) == 1
     help_text = option.help.rstrip(".")
     help_text += f": {', '.join(option.choices)}" if option.choices else ""
-    help_text += f" (default {option.value})" if option.value else ""
+    help_text += f" (default {option.default_text})" if option.default_text else ""
     help_text += f"; -{option.short} with `gauntlet`" if option.short and not has_letter else ""
     return Option(option.name, option.default, f"{help_text}.", option.short if has_letter else "")
 

@@ -17,7 +17,7 @@ from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import get_url_path, make_flag_problem
 from iree_gauntlet.dialects.spec_file import make_field_problem
 from iree_gauntlet.engine.varying import list_known_variants
-from iree_gauntlet.engine.workspace import Selection, each_once, select
+from iree_gauntlet.engine.workspace import Selection, merge_equal_texts, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.progress import Progress
@@ -49,7 +49,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
         cases_of_shard = choose_shard_of_cases(selection.cases, shard)
     for case in cases_of_shard:
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
-    problems = (*selection.cases.problems, *selection.cases.case_problems)
+    problems = (*selection.cases.problems, *selection.cases.operator_case_problems)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
     document = []
@@ -85,7 +85,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     _warn(selection.warnings())
     for note in selection.notes:
         messages.note(note)
-    name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
+    name, cases, stages = selection.name, selection.cases, request.choose_stages(selection.stages)
     # Free the specs, so that the steps can reuse their memory.
     del selection
     workbench = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, read_only=True)
@@ -124,21 +124,21 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
     from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
     from iree_gauntlet.measuring.numerics.tolerances import (  # noqa: PLC0415
+        find_ineffective_tolerances,
         find_loose_tolerances,
-        find_void_tolerances,
         find_wrong_tolerances,
     )
     from iree_gauntlet.upkeep.lint_checks import find_unused_golden_keys, list_case_warnings, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
 
-    selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
+    selection = select(request, Defaults(targets=FAMILIES), allow_only_problems=True)
     _warn(selection.file_warnings(omit_lint_warnings=True))
     # Broken files that are not selected are errors, too.
     selected = selection.cases
-    problems = [*selected.problems, *selected.unselected_problems, *selected.case_problems]
-    problems += selection.source_problems(problems)
+    problems = [*selected.problems, *selected.unselected_problems, *selected.operator_case_problems]
+    problems += selection.find_url_problems(problems)
     problems += _list_tolerance_problems(selected.cases, find_wrong_tolerances)
     cases = (*selected.cases, *selected.needed_cases)
-    broken_files = {problem.file for problem in selected.case_problems}
+    broken_files = {problem.file for problem in selected.operator_case_problems}
     project_problems: list[Problem] = []
     project_warnings: list[Problem] = []
     if request == SelectionRequest():
@@ -148,9 +148,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         problems += project_problems
     sound = [case for case in cases if case.origin.file not in broken_files]
     problems += [*_list_missing_files(sound), *{problem for case in sound for problem in list_unreadable_arrays(case)}]
-    # Omit a benchmark's references to a regression with problems: they resolve when the regression can be read.
-    pairs = {_get_pair(problem.file) for problem in problems}
-    blocked = [case for case in sound if case.blocked_reason and _get_pair(case.origin.file) not in pairs]
+    # A benchmark's reference to a regression test with problems is not reported: it resolves once they are corrected.
+    broken_pair_keys = {_get_pair_key(problem.file) for problem in problems}
+    blocked = [
+        case for case in sound if case.blocked_reason and _get_pair_key(case.origin.file) not in broken_pair_keys
+    ]
     problems += _list_unresolved_references(blocked)
     warnings = {(case.origin.file, note) for case in sound for note in case.notes}
     warnings |= {(case.origin.file, case.blocked_reason) for case in blocked if not case.blocked_field}
@@ -164,7 +166,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             notes = [f"flags were not checked: {error.message}"]
         else:
             problems += flag_problems
-    for line in each_once(sorted(warnings)):
+    for line in merge_equal_texts(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
     # Use the store only for lookups; it fetches no files.
     store = ArtifactStore(find_cache_folder(""), Registry())
@@ -172,12 +174,13 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         *find_unused_golden_keys(selection.specs, cases, request.sku),
         *(problem for case in selected.cases for problem in list_case_warnings(case, store)),
         *_list_tolerance_problems(selected.cases, find_loose_tolerances),
-        *_list_tolerance_problems(selected.cases, find_void_tolerances),
+        *_list_tolerance_problems(selected.cases, find_ineffective_tolerances),
     ]
-    is_partial = any((request.model, request.submodel, request.filename, request.markers))
-    # If only a part of a suite is present, `file_warnings` has already reported the number of unmatched entries.
+    is_narrowed = any((request.model, request.submodel, request.filename, request.markers))
+    # List unmatched entries only if the whole suite is selected and most of its cases are present; `file_warnings` has
+    # printed their number in any case.
     unmatched_entries = (
-        () if is_partial or len(selected.unmatched_entries) > len(selected.cases) else selected.unmatched_entries
+        () if is_narrowed or len(selected.unmatched_entries) > len(selected.cases) else selected.unmatched_entries
     )
     all_warnings = (*selected.warnings, *unmatched_entries, *doubts, *project_warnings, *selection.risks)
     for problem in all_warnings:
@@ -205,7 +208,7 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
             )
 
 
-def _get_pair(file: str) -> tuple[str, ...]:
+def _get_pair_key(file: str) -> tuple[str, ...]:
     """Return the end of a file's path, which is the same for a regression and its benchmark."""
     return tuple(file.split("/")[-2:])
 
@@ -248,7 +251,7 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [*plan.problems, *plan.case_problems], notes
+    return [*plan.problems, *plan.operator_case_problems], notes
 
 
 def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:

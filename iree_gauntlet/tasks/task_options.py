@@ -65,7 +65,7 @@ RUNNING = (
 OUTPUT = list_options(OutputRequest)
 
 
-def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
+def describe_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
     """Add one task's defaults to the help of options; these defaults apply if no suite is passed."""
     return tuple(
         replace(option, help=f"{option.help} Default without --suite: {defaults[option.name]}.")

@@ -57,7 +57,8 @@ class BuildTree:
     """A folder with IREE's native tools.
 
     Attributes:
-        commit: the built commit; empty if only the tools report it.
+        source: the origin, for people (`build: DIR`).
+        commit: the commit that was built, if it is known without asking the tools; else empty.
         bindings: the folder of the compiler's bindings; None to search the build's folder.
     """
 
@@ -106,7 +107,7 @@ def find_built_compiler(tree: BuildTree, hash_of: Callable[[Path], str], environ
         import_onnx=(python, "-m", IMPORTER) if python else (),
         onnx_version=onnx,
         version=version,
-        release=version,
+        release=version,  # a build has no release of its own
         commit=tree.commit or commit,
         identity=identity,
         ir_tool=str(opt) if os.access(opt, os.X_OK) else "",

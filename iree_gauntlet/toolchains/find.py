@@ -236,7 +236,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolchainLocations:
-    """The locations of toolchains, in addition to the wheels that are installed with this toolkit."""
+    """The locations of toolchains besides this Python's wheels; `search_path` is PATH, and `pythonpath` PYTHONPATH."""
 
     environments: Environments
     builds: SourceBuilds
@@ -245,7 +245,7 @@ class ToolchainLocations:
     hash_of: Callable[[Path], str]
     search_path: str
     importer: bool = False
-    python_path: str = ""
+    pythonpath: str = ""
 
 
 def parse_compiler_and_runtime(
@@ -266,7 +266,7 @@ def find_requested_toolchain(
 ) -> Toolchain:
     """Find the IREE that a command requests; if several are available and no option decides, note the reason.
 
-    The default is the wheels of this Python; with `as_shell`, first the tools that a shell would start.
+    The default is the wheels of this Python; with `prefer_path`, first the tools that a shell would start.
 
     Raises:
         UsageError: an option, or the environment variable, names no IREE.
@@ -308,9 +308,9 @@ def make_toolchain_locations(
     offline: bool,
     importer: bool = False,
 ) -> ToolchainLocations:
-    """Make the locations of toolchains; new toolchains, unless this is offline, go into a folder for all projects.
+    """Make the locations of toolchains. New ones go into `folder`, for all projects; `offline` makes none.
 
-    Existing toolchains in a project's cache are used, too. With `importer`, source builds include the ONNX importer.
+    Existing ones in a project's `cache_dir` are used, too. With `importer`, source builds include the ONNX importer.
     """
     legacy_folder = cache_dir.absolute() / "toolchains"
     has_legacy = legacy_folder != folder and any((legacy_folder / name).is_dir() for name in _SUBFOLDERS)
@@ -341,8 +341,8 @@ def make_toolchain_locations(
     )
     packages = CommitPackages(configuration.packages_api, os.environ, report_progress)
     links, search_path = configuration.nightly_links, os.environ.get("PATH", "")
-    python_path = os.environ.get("PYTHONPATH", "")
-    return ToolchainLocations(environments, builds, packages, links, hash_of, search_path, importer, python_path)
+    pythonpath = os.environ.get("PYTHONPATH", "")
+    return ToolchainLocations(environments, builds, packages, links, hash_of, search_path, importer, pythonpath)
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainLocations) -> Toolchain:
@@ -402,7 +402,7 @@ def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[st
         with tool.open("rb") as file:
             is_script = file.read(2) == b"#!"
         # A script belongs to the environment that contains it.
-        folders = (Path(folder).absolute() for folder in locations.python_path.split(os.pathsep) if folder)
+        folders = (Path(folder).absolute() for folder in locations.pythonpath.split(os.pathsep) if folder)
         bindings = find_bindings(folders)
         tree = BuildTree(target.parent.parent, target.parent, f"path: {target.parent}", bindings=bindings)
         return python if is_script and python.exists() else tree
@@ -411,7 +411,7 @@ def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[st
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
-    """Find the folder of several tools: the first tool on the path counts, and the others must be next to it."""
+    """Find the first of several tools on the path; the others must be in the same folder."""
     tool_paths = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in tool_paths.items() if path is None]
     if missing:

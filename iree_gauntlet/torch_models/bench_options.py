@@ -35,20 +35,20 @@ _CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if ki
 class BenchOption(Option):
     """One option; `default` is a frontend's value if the option is not set: "", False for a switch, [] for a list.
 
-    `value` is the option's default as text; empty for none.
+    `default_text` is the option's default as text; empty for none.
     """
 
     on_iree: str = ""
     minimum: int | None = None
-    value: str = ""
+    default_text: str = ""
 
 
 def _option(
     default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), least: int | None = None
 ) -> Any:
     unset = False if default is False else [] if text.endswith("(repeatable).") else ""
-    value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
-    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, minimum=least, value=value)
+    default_text = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
+    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, minimum=least, default_text=default_text)
     return field(default=default, metadata={"option": option})
 
 
@@ -278,7 +278,7 @@ def _check_value(option: BenchOption, value: Any) -> Any:
         return bool(value)
     if isinstance(option.default, list):
         return tuple(dict.fromkeys(_check_text(option, text) for text in value or ()))
-    text = str(value or "") or option.value
+    text = str(value or "") or option.default_text
     if not text:
         return None
     if option.name == "env":

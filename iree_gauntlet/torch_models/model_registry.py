@@ -52,7 +52,7 @@ _PYBUDA_NAMES = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 
 _PACKAGE_PREFIX = "_gauntlet_models_"
 _DECLARATION_HINT = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
-_LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
+_LATE_IMPORT = "; to list models without that package, import it inside the functions"
 
 
 class ModelError(DeclarationError):

@@ -157,7 +157,7 @@ class ModelSession(ABC):
         key = make_key(dict(step.cache.ingredients))
         result = self._look_up(step, key)
         if result is None:
-            with self.workbench.modules.making(key, self.session.cancelled) as waited:
+            with self.workbench.modules.hold_making_lock(key, self.session.cancelled) as waited:
                 result = self._look_up(step, key) or self._run_builder(step, key)
             result = replace(result, waited_seconds=waited)
         if result.verdict is Verdict.PASSED:

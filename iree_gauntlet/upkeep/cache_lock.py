@@ -60,7 +60,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
         fetched_files = stack.enter_context(_fetch_anew(cache, urls, progress)) if urls else []
         new_entries = [RegistryEntry(make_local_name(file.url), file.sha256, file.url) for file in fetched_files]
         with nullcontext() if request.dry_run else _lock_both(cache, progress):
-            registry, local = Registry.read(cache.pins.registry.path), Registry.read(cache.pins.learnt.path)
+            registry, local = Registry.read(cache.pins.registry.path), Registry.read(cache.pins.lock_file.path)
             update = plan_registry_update(registry, local, new_entries, used_names=used_names, prune=request.prune)
             # The registry is written first: a kill after that leaves hashes in both files, which the next run repairs.
             if update.changes and not request.dry_run:
@@ -77,10 +77,10 @@ def lock_hashes(request: LockRequest) -> ExitCode:
 @contextmanager
 def _lock_both(cache: ProjectCache, progress: Progress) -> Iterator[None]:
     """Hold the registry's lock, which users of other caches also take, and the lock of this cache's recorded hashes."""
-    registry, learnt = cache.pins.registry.path, cache.root / "locks" / "registry.lock"
+    registry, lock = cache.pins.registry.path, cache.root / "locks" / "registry.lock"
     with hold_lock(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
-        has_learnt_hashes = cache.pins.learnt.path.exists()
-        with hold_lock(learnt, str(cache.pins.learnt.path), progress) if has_learnt_hashes else nullcontext():
+        has_lock_file = cache.pins.lock_file.path.exists()
+        with hold_lock(lock, str(cache.pins.lock_file.path), progress) if has_lock_file else nullcontext():
             yield
 
 
@@ -132,7 +132,7 @@ def _show(cache: ProjectCache, update: RegistryUpdate, new_entries: list[Registr
         count = (
             "1 recorded hash remains" if len(update.foreign) == 1 else f"{len(update.foreign)} recorded hashes remain"
         )
-        sys.stdout.write(f"{count} in {cache.pins.learnt.path}: no spec of this project names them\n")
+        sys.stdout.write(f"{count} in {cache.pins.lock_file.path}: no spec of this project names them\n")
     if not update.changes:
         sys.stdout.write(f"nothing to do: {path} has {len(update.entries)} entries, all up to date\n")
     elif dry_run:

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 _HIDDEN_WEIGHT_COLUMNS = (
     *(Column("not seen", ColumnKind.NAME), Column("values", ColumnKind.NUMBER)),
-    Column("effect of 1 %, of the tolerance", ColumnKind.SHARE),
+    Column("effect of a 1 % error (share of tolerance)", ColumnKind.SHARE),
 )
 _MAX_SHOWN_WEIGHTS = 10
-_COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
+_COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", drop_order=1), Column("OUTPUTS", drop_order=2))
 
 
-def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCode:
+def record(request: RunRequest, known_result: ReferenceResult | None = None) -> ExitCode:
     """Record expected outputs of the selected ONNX models; print which selected cases have no such model.
 
     A failed case does not stop the others.
@@ -61,11 +61,11 @@ def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCo
         for _, spec in cases:
             require_users_own_file(spec.path)
         for case, spec in cases:
-            if answer is None and not messages.is_quiet():
+            if known_result is None and not messages.is_quiet():
                 sys.stdout.write(f"{case.origin.file}: running a reference\n")
             sys.stdout.flush()
             try:
-                recording = record_outputs(case, spec, store, workers, answer)
+                recording = record_outputs(case, spec, store, workers, known_result)
             except GauntletError as error:
                 sys.stderr.write(f"error: {error.message}\n{f'  {error.hint}' if error.hint else ''}\n")
                 codes.append(error.exit_code)

@@ -35,7 +35,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.history_record import (
-    TRENDS,
+    FIGURES_BY_SERIES,
     Finding,
     FindingKind,
     HistoryMachine,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 _MAX_HINTS = 20
 _MAX_LISTED_NAMES = 5
 # The metric of `compare` for each series that it measures in rounds; figures without noise need no comparison.
-_METRICS = {name: figure.row.metric for name, figure in TRENDS.items() if figure.is_compared_in_rounds}
+_METRICS = {name: figure.row.metric for name, figure in FIGURES_BY_SERIES.items() if figure.is_compared_in_rounds}
 
 
 def _open_store(request: HistoryRequest) -> HistoryStore:
@@ -225,11 +225,11 @@ def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMac
     key, irees = (
         finding.key,
         (
-            finding.point_before.named or finding.point_before.iree,
-            finding.point_after.named or finding.point_after.iree,
+            finding.point_before.iree_arg or finding.point_before.iree,
+            finding.point_after.iree_arg or finding.point_after.iree,
         ),
     )
-    metric = TRENDS[key.figure].row.metric if key.figure in TRENDS else ""
+    metric = FIGURES_BY_SERIES[key.figure].row.metric if key.figure in FIGURES_BY_SERIES else ""
     if not metric or irees[0] == irees[1]:
         reason = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
         raise UsageError(f"{key.title} cannot be confirmed: {reason}", "Compare two of your own: gauntlet compare A B.")

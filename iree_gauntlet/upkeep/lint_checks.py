@@ -102,14 +102,14 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             read()
         except SpecError as error:
             problems += error.problems
-    for path in sorted((project / "suites").glob("*.toml")):
+    for path in map(str, sorted((project / "suites").glob("*.toml"))):
         try:
-            cases = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
-            suite_problems = [problem for problem in cases.problems if problem.file == str(path)]
+            cases = select(SelectionRequest(suite=path), Defaults(targets=FAMILIES), allow_only_problems=True).cases
+            suite_problems = [problem for problem in cases.problems if problem.file == path]
             problems += suite_problems
             if not suite_problems:
                 # Entries of a valid suite may match nothing.
-                doubtful += [doubt for doubt in (*cases.warnings, *cases.unmatched_entries) if doubt.file == str(path)]
+                doubtful += [doubt for doubt in (*cases.warnings, *cases.unmatched_entries) if doubt.file == path]
         except SpecError as error:
             problems += error.problems
         except NothingSelectedError as error:

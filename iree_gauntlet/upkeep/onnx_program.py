@@ -51,13 +51,13 @@ _HINTS[".mlirbc"] = _HINTS[".mlir"]
 
 @dataclass(frozen=True, slots=True)
 class OnnxInput:
-    """An input of a program; `open_sizes` has the names of sizes to choose, by axis, counted from 0."""
+    """An input of a program; `open_sizes` has the names of sizes to choose, by axis from 0; empty with `--shape`."""
 
     name: str
     shape: tuple[int, ...]
     element_type: str
     open_sizes: Mapping[int, str]
-    is_dynamic: bool
+    is_open_in_file: bool
 
     @property
     def is_float(self) -> bool:
@@ -84,7 +84,7 @@ class OnnxProgram:
         shapes = {
             tensor.name: [int(size) for size in text.split("x")[:-1]]
             for tensor, text in zip(self.inputs, types, strict=True)
-            if tensor.is_dynamic
+            if tensor.is_open_in_file
         }
         return ({"shapes": shapes} if shapes else {}) | ({"opset": _MIN_OPSET} if self.opset < _MIN_OPSET else {})
 

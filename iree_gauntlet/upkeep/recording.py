@@ -247,7 +247,7 @@ def find_recording_obstacle(case: Case) -> str:
 
 
 def record_outputs(
-    case: Case, spec: Spec, store: ArtifactStore, workers: ReferenceWorkers, answer: ReferenceResult | None = None
+    case: Case, spec: Spec, store: ArtifactStore, workers: ReferenceWorkers, known_result: ReferenceResult | None = None
 ) -> Recording:
     """Record the expected outputs of a quality case, with their provenance, and name them in its spec.
 
@@ -256,7 +256,7 @@ def record_outputs(
         spec: the case's spec.
         store: fetches the model and its inputs.
         workers: run the model.
-        answer: the result of `run_onnx` for the model and these inputs; None to run it.
+        known_result: the result of `run_onnx` for the model and these inputs; None to run it.
 
     Raises:
         UsageError: the case cannot be recorded, or its outputs are useless as expected outputs.
@@ -265,7 +265,7 @@ def record_outputs(
     """
     folder = find_output_folder(case, spec)
     plan = _plan(case, store, workers.folder)
-    result = answer or workers.run_worker("run_onnx", f"{spec.name}: nothing was recorded", plan, ReferenceResult)
+    result = known_result or workers.run_worker("run_onnx", f"{spec.name}: nothing was recorded", plan, ReferenceResult)
     _require_worth(spec.name, result, plan.tolerances)
     outputs = tuple(_make_output(spec, folder, index, result, plan) for index in range(len(result.outputs)))
     provenance = _describe_provenance(case, store, plan, result, folder, outputs)

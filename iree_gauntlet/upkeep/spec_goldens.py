@@ -55,13 +55,13 @@ _SCHEMA = 1
 _COLUMNS = (
     *(Column(title, ColumnKind.NAME) for title in ("CASE", "METRIC", "FOR")),
     Column("GOLDEN", ColumnKind.NUMBER),
-    Column("FACTOR", ColumnKind.NUMBER, rank=3),
-    Column("LIMIT", ColumnKind.NUMBER, rank=1),
+    Column("FACTOR", ColumnKind.NUMBER, drop_order=3),
+    Column("LIMIT", ColumnKind.NUMBER, drop_order=1),
     Column("MEASURED", ColumnKind.NUMBER),
-    Column("RATIO", ColumnKind.NUMBER, rank=2),
+    Column("RATIO", ColumnKind.NUMBER, drop_order=2),
     Column("VERDICT", ColumnKind.VERDICT),
-    Column("RUN", ColumnKind.NAME, rank=4),
-    Column("PLACE", ColumnKind.NAME, rank=5),
+    Column("RUN", ColumnKind.NAME, drop_order=4),
+    Column("PLACE", ColumnKind.NAME, drop_order=5),
 )
 _COMPILER_FIELD = "golden_compiler"
 
@@ -119,17 +119,17 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
             f"{pluralize(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
             "docs/how-to/goldens.md describes how to set one.",
         )
-    standings = judge_goldens(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
+    statuses = judge_goldens(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
     if options.as_json:
-        document = {"schema": _SCHEMA, "goldens": list(map(_describe_standing, standings))}
+        document = {"schema": _SCHEMA, "goldens": list(map(_describe_status, statuses))}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    elif standings:
-        counts = Counter(standing.verdict for standing in standings)
+    elif statuses:
+        counts = Counter(status.verdict for status in statuses)
         verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in GoldenVerdict if counts[verdict])
-        notes = Counter(standing.note for standing in standings if standing.note and standing.run)
+        notes = Counter(status.note for status in statuses if status.note and status.run)
         remarks = tuple(f"{count} of them: {note}" for note, count in notes.items())
-        table = Table(_COLUMNS, tuple(map(_make_row, standings)))
-        title = f"{pluralize(len(standings), 'golden')}: {verdicts}"
+        table = Table(_COLUMNS, tuple(map(_make_row, statuses)))
+        title = f"{pluralize(len(statuses), 'golden')}: {verdicts}"
         print_document(Document("", title, (), (table,), remarks=remarks), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
@@ -158,7 +158,7 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
 
 
 def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
-    """Read the journals of the newest runs, the newest first; a session over several releases has one for each."""
+    """Read the `last` newest journals of runs, newest first; each IREE of a matrix has its own, and counts as a run."""
     paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     # An empty or unreadable journal may belong to a run, so it counts as one.
@@ -166,17 +166,17 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
     for path in itertools.islice(runs, last):
         try:
             record = read_journal(path)
-            _ = record.planned
+            _ = record.planned  # parses the steps now, so that an error passes over this journal
         except GauntletError as error:
             messages.warn(f"passed over: {error.message}")
         else:
             yield record
 
 
-def _describe_standing(standing: GoldenStatus) -> dict[str, Any]:
-    golden = standing.golden
+def _describe_status(status: GoldenStatus) -> dict[str, Any]:
+    golden = status.golden
     return {
-        "chain": standing.chain,
+        "chain": status.chain,
         "metric": golden.metric.value,
         "unit": golden.metric.row.unit,
         "statistic": golden.statistic.value if golden.field.rule is GoldenRule.TIMED else "",
@@ -186,33 +186,33 @@ def _describe_standing(standing: GoldenStatus) -> dict[str, Any]:
         "golden": golden.value,
         "factor": golden.factor,
         "limit": golden.limit,
-        "measured": standing.measured,
-        "ratio": standing.ratio,
-        "verdict": standing.verdict.value,
-        "run": standing.run,
-        "note": standing.note,
+        "measured": status.measured,
+        "ratio": status.ratio,
+        "verdict": status.verdict.value,
+        "run": status.run,
+        "note": status.note,
         "file": golden.origin.file,
         "field": golden.origin.field,
     }
 
 
-def _make_row(standing: GoldenStatus) -> tuple[Cell, ...]:
+def _make_row(status: GoldenStatus) -> tuple[Cell, ...]:
     """Make a row in the order of `_COLUMNS`."""
-    golden = standing.golden
+    golden = status.golden
     has_statistic = golden.field.rule is GoldenRule.TIMED
     format_number = golden.metric.row.write
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
-        standing.chain,
+        status.chain,
         f"{golden.field.name} ({statistic})" if has_statistic else golden.field.name,
         " ".join(filter(None, (golden.sku, golden.release, golden.variant))) or "all",
         format_number(golden.value),
         f"{golden.factor:g}",
         format_number(golden.limit),
-        None if standing.measured is None else format_number(standing.measured),
-        None if standing.ratio is None else f"{standing.ratio:.2f}",
-        standing.verdict.value,
-        standing.run or standing.note,
+        None if status.measured is None else format_number(status.measured),
+        None if status.ratio is None else f"{status.ratio:.2f}",
+        status.verdict.value,
+        status.run or status.note,
         f"{golden.origin.file}: {golden.origin.field}",
     )
 
@@ -247,13 +247,13 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")
     if not matches:
         raise NothingSelectedError(
-            f"no golden was measured in {run_names}{' that is asked for' if evidence else ''}",
-            "A golden must be in the spec to be updated (docs/how-to/goldens.md); times only with their --sku."
+            f"no golden {'that was asked for ' if evidence else ''}was measured in {run_names}",
+            "Only goldens in specs are updated (docs/how-to/goldens.md); times are measured only with their --sku."
             " More runs: --last N, or --run.",
         )
     proposals: list[Proposal] = []
     for golden in sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose_golden(golden, matches[golden], size_headroom=headroom or None, to_release=options.to_release)
+        outcome = propose_golden(golden, matches[golden], size_headroom=headroom or None, relabel=options.to_release)
         location = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
             sys.stderr.write(f"stays    {location} {_format_golden(golden, golden.value)}: {outcome}\n")
@@ -289,15 +289,15 @@ def _match_current_goldens(
     current_evidence: dict[Golden, list[GoldenEvidence]] = {}
     files: set[str] = set()
     for golden, samples in evidence.items():
-        golden_now = goldens.get((golden.origin.file, golden.origin.field), golden if selects_all else None)
-        if golden_now is not None:
-            current_evidence.setdefault(golden_now, []).extend(samples)
+        current_golden = goldens.get((golden.origin.file, golden.origin.field), golden if selects_all else None)
+        if current_golden is not None:
+            current_evidence.setdefault(current_golden, []).extend(samples)
         else:
             files.add(golden.origin.file)
     cases = selection.cases
     problems = {
         problem
-        for problem in (*cases.problems, *cases.unselected_problems, *cases.case_problems)
+        for problem in (*cases.problems, *cases.unselected_problems, *cases.operator_case_problems)
         if problem.file in files
     }
     return current_evidence, sorted(problems)
@@ -326,8 +326,8 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     if releases and document.get(_COMPILER_FIELD) not in releases:
         _require_all_measured(file, document, proposals)
         new_text = with_value(new_text, (_COMPILER_FIELD,), releases.pop())
-    mark = read_byte_order_mark(path)
-    return FileChange(path, mark + text, mark + new_text)
+    byte_order_mark = read_byte_order_mark(path)
+    return FileChange(path, byte_order_mark + text, byte_order_mark + new_text)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
@@ -341,8 +341,8 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
                 written_fields |= {f"{prefix}{name}.{key}" for key in value} if isinstance(value, dict) else {name}
     unmeasured_fields = sorted(written_fields - {proposal.golden.origin.field for proposal in proposals})
     if unmeasured_fields:
-        message = f"{file}: {', '.join(unmeasured_fields)} would come to belong to a release that has not measured it"
-        raise GauntletError(message, "Measure it too and give both runs (--run A --run B), or remove it.")
+        message = f"{file}: {', '.join(unmeasured_fields)} would be labelled with a release, but not measured with it"
+        raise GauntletError(message, "Measure these fields too and give both runs (--run A --run B), or remove them.")
 
 
 def _format_golden(golden: Golden, value: float) -> str:

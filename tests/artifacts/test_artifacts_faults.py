@@ -323,7 +323,7 @@ def test_a_file_system_without_hard_links(server: Server, tmp_path: Path, monkey
 
 def test_an_abandoned_download_gives_its_files_to_nobody(tmp_path: Path) -> None:
     """After Ctrl-C a connection may still be about to write: it must not hit a file that was opened since."""
-    partial = Partial.begin(tmp_path / "p", "u", RemoteFile(10, '"v"', ranged=True))
+    partial = Partial.begin(tmp_path / "p", "u", RemoteFile(10, '"v"', accepts_ranges=True))
     before = set(Path("/proc/self/fd").iterdir())
     partial.abandon()
     partial.close()

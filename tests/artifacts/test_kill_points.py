@@ -103,7 +103,7 @@ def test_nothing_half_written_reads_as_whole(tmp_path: Path, kills: Kills) -> No
 
 def test_what_a_power_cut_took_is_had_again(tmp_path: Path) -> None:
     """The journal may have reached the disk and the data not: it is the data that counts."""
-    url, file = "https://example.org/weights.irpa", RemoteFile(1000, '"1"', ranged=True)
+    url, file = "https://example.org/weights.irpa", RemoteFile(1000, '"1"', accepts_ranges=True)
 
     def bring(there: Partial, *spans: ByteRange) -> None:
         for span in spans:

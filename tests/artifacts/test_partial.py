@@ -44,7 +44,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _begin(folder: Path, size: int = 100, version: str = '"v"') -> Partial:
-    return Partial.begin(folder, _URL, RemoteFile(size, version, ranged=True, checksums=_CHECKSUMS))
+    return Partial.begin(folder, _URL, RemoteFile(size, version, accepts_ranges=True, checksums=_CHECKSUMS))
 
 
 def _spans(folder: Path) -> list[ByteRange] | None:
@@ -71,7 +71,7 @@ def test_what_was_written_is_gone_on_with(tmp_path: Path) -> None:
     assert resumed is not None
     resumed[0].close()
     assert resumed[0].spans == [ByteRange(0, 20), ByteRange(50, 60)]
-    assert resumed[1] == RemoteFile(100, '"v"', ranged=True, checksums=_CHECKSUMS)
+    assert resumed[1] == RemoteFile(100, '"v"', accepts_ranges=True, checksums=_CHECKSUMS)
 
 
 def test_another_place_or_no_version_begins_anew(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_t
     assert found[had].notes == ("the machine that started the run sent files that the worker could not get",)
     assert [name for name, result in found.items() if result.verdict is not Verdict.PASSED] == [lost]
     assert "z.npy" in found[lost].reason
-    assert found[lost].notes[-1].startswith("nor did the machine that started the run send the files: ")
+    reason = "files are missing, and the machine that started the run did not send them: "
+    assert found[lost].notes[-1].startswith(reason)
 
 
 def test_no_other_importer_is_taken_for_a_build_without_one(

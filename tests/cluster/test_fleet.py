@@ -107,7 +107,7 @@ def test_a_gpu_is_one_steps_and_a_processor_many() -> None:
     fleet = fleet_of(box=make_offer("box", GPU_OFFER, CPU_OFFER, jobs=4))
     gpu, cpu = ResourceRequest("hip", uses_device=True), ResourceRequest("local-sync", uses_device=True)
     first = fleet.acquire_slot(gpu)
-    assert first == WorkerSlot("box", GPU_OFFER, term=1)
+    assert first == WorkerSlot("box", GPU_OFFER, join_id=1)
     assert fleet.acquire_slot(gpu) is None
     assert fleet.acquire_slot(cpu) is not None
     assert fleet.acquire_slot(cpu) is not None

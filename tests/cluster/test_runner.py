@@ -303,7 +303,9 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     assert result.verdict is (Verdict.PASSED if ok else Verdict.ERROR)
     brought = "the machine that started the run sent files that the worker could not get"
     assert result.notes == (
-        brought if ok else "nor did the machine that started the run send the files: https://x/y: 404",
+        brought
+        if ok
+        else "files are missing, and the machine that started the run did not send them: https://x/y: 404",
     )
     assert engine.conclusion_counts["a:fetch"] == 1
 

@@ -180,7 +180,7 @@ def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
     assert {case.device for case in cases.cases if case.submodel == "a"} == {"hip://1"}
     made = plan(cases, RUN, translate=translate)
     assert not made.problems
-    assert [(item.file, item.message) for item in made.case_problems] == [
+    assert [(item.file, item.message) for item in made.operator_case_problems] == [
         (f"{tmp_path}/n/a/run_module_io_flags.txt", "unknown: --strange=1")
     ]
     blocked = {step.id: step.blocked for step in made.steps if step.blocked}

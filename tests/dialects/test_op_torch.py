@@ -179,7 +179,7 @@ def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
     add_torch(tmp_path, dynamic_shapes=None, **{"$schema": "https://host/case.json"})
     write_config(tmp_path)
     cases = load_ops(tmp_path)
-    assert (cases.problems, cases.case_problems) == ((), ())
+    assert (cases.problems, cases.operator_case_problems) == ((), ())
     assert [(item.field, item.message) for item in cases.warnings] == [
         ("dynamic_shapes", "unknown field, which is ignored")
     ]

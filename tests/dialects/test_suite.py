@@ -108,12 +108,14 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
     entry = '\n[[expect_failure]]\ncase = "b/x"\nstage = "compile"\nreason = "elsewhere"\n'
     path = write(project, SUITE.replace('["trees"]', '["../trees"]') + entry)
     options = parse_request(SelectionRequest, {"suite": str(path)})
-    (warning,) = select(options, Defaults(), for_problems=True).cases.warnings
+    (warning,) = select(options, Defaults(), allow_only_problems=True).cases.warnings
     place = (warning.file, warning.line, warning.field)
     assert place == (str(path), path.read_text().splitlines().index('case = "b/x"') + 1, "expect_failure[1].case")
     assert warning.message == "'b/x' is a case that no [[include]] selects"
     # Narrowed down, the entries of what is left out are as good as before.
-    narrow = select(parse_request(SelectionRequest, {"suite": str(path), "model": "b"}), Defaults(), for_problems=True)
+    narrow = select(
+        parse_request(SelectionRequest, {"suite": str(path), "model": "b"}), Defaults(), allow_only_problems=True
+    )
     assert narrow.cases.warnings == (warning,)
 
 

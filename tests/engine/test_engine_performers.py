@@ -70,7 +70,7 @@ def performed(
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
     bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, make_toolchain_place(cache))
-    options = RunOptions(jobs=jobs, fail_fast=False, marks_dir=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_marks_dir=None, allow_xpass=False, all_goldens=False)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         open_session(tmp_path, journal, kept) as session,

@@ -54,8 +54,8 @@ def test_ends_of_a_process(outcome: Outcome, disk_full: bool, verdict: Verdict, 
     result = _after(outcome, disk_full=disk_full)
     assert result.verdict is verdict
     assert said in result.reason
-    assert apply_expectation(_STEP, result, lenient=False) == result
-    assert apply_expectation(_EXPECTING, result, lenient=False).verdict is expected
+    assert apply_expectation(_STEP, result, allow_xpass=False) == result
+    assert apply_expectation(_EXPECTING, result, allow_xpass=False).verdict is expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_ends_of_a_process(outcome: Outcome, disk_full: bool, verdict: Verdict, 
 def test_only_the_kind_that_is_expected_is_excused(
     kinds: tuple[FailureKind, ...], outcome: Outcome, verdict: Verdict, said: str
 ) -> None:
-    result = apply_expectation(replace(_EXPECTING, expect_kinds=kinds), _after(outcome), lenient=False)
+    result = apply_expectation(replace(_EXPECTING, expect_kinds=kinds), _after(outcome), allow_xpass=False)
     assert result.verdict is verdict
     assert said in result.reason
 
@@ -90,7 +90,7 @@ def test_only_the_kind_that_is_expected_is_excused(
 )
 def test_a_text_is_looked_for_in_the_reason_and_in_the_output(match: str, verdict: Verdict) -> None:
     failed = replace(_after(Outcome(1)), said="m.mlir:1:1: note: see current operation")
-    result = apply_expectation(replace(_EXPECTING, expect_match=match), failed, lenient=False)
+    result = apply_expectation(replace(_EXPECTING, expect_match=match), failed, allow_xpass=False)
     assert result.verdict is verdict
     told = "but expected is: does not compile or crashes with 'bad opera.d' in the reason or the output (suite.toml: "
     assert (told in result.reason) is (verdict is Verdict.FAILED)
@@ -101,7 +101,7 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
     step = replace(_EXPECTING, stage=stage)
     for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
         result = judge_process(step, outcome, [], tool="ours")
-        assert apply_expectation(step, result, lenient=False) == result
+        assert apply_expectation(step, result, allow_xpass=False) == result
 
 
 @pytest.mark.parametrize(
@@ -150,22 +150,22 @@ def test_mistakes_of_a_spec_are_errors_that_no_expectation_excuses(line: str, sa
     result = judge_process(_EXPECTING, Outcome(1), line.split("\n"), tool="iree-run-module", reason="why")
     assert (result.verdict, result.failure) == (Verdict.ERROR, None)
     assert said in result.reason
-    assert apply_expectation(_EXPECTING, result, lenient=False) == result
+    assert apply_expectation(_EXPECTING, result, allow_xpass=False) == result
 
 
 def test_reasons_with_an_expectation_are_bounded() -> None:
     step = replace(_EXPECTING, expect_failure="so " * 10_000, expect_match="no " * 10_000)
     for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
-        assert len(apply_expectation(step, _after(outcome), lenient=False).reason) < 1000
-    assert len(apply_expectation(step, Result(Verdict.PASSED), lenient=False).reason) < 1000
+        assert len(apply_expectation(step, _after(outcome), allow_xpass=False).reason) < 1000
+    assert len(apply_expectation(step, Result(Verdict.PASSED), allow_xpass=False).reason) < 1000
 
 
 def test_a_pass_that_was_not_expected_is_strict_unless_lenient() -> None:
     passed = Result(Verdict.PASSED)
-    strict = apply_expectation(_EXPECTING, passed, lenient=False)
+    strict = apply_expectation(_EXPECTING, passed, allow_xpass=False)
     assert strict.verdict is Verdict.XPASSED
     assert "known (suite.toml)" in strict.reason
-    lenient = apply_expectation(_EXPECTING, passed, lenient=True)
+    lenient = apply_expectation(_EXPECTING, passed, allow_xpass=True)
     assert lenient.verdict is Verdict.PASSED
     assert "known (suite.toml)" in lenient.notes[0]
 
@@ -173,7 +173,7 @@ def test_a_pass_that_was_not_expected_is_strict_unless_lenient() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.SKIPPED, Verdict.INCONCLUSIVE])
 def test_what_was_not_judged_stays_what_it_is(verdict: Verdict) -> None:
     result = Result(verdict, "why")
-    assert apply_expectation(_EXPECTING, result, lenient=False) == result
+    assert apply_expectation(_EXPECTING, result, allow_xpass=False) == result
 
 
 def test_the_record_is_the_journals_and_no_more() -> None:

@@ -377,7 +377,7 @@ from tests.support.processes import wait_until
 folder, key = Path(sys.argv[1]), sys.argv[2]
 def make(number):
     (folder / f"begun{number}").touch()
-    with ModuleCache(folder).making(key, threading.Event()):
+    with ModuleCache(folder).hold_making_lock(key, threading.Event()):
         os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
         # All want it by now.
         wait_until(lambda: len(list(folder.glob("begun*"))) == 4)
@@ -409,7 +409,7 @@ def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(ca
 
 
 def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
-    with cache.making(make_key(INGREDIENTS), threading.Event()):
+    with cache.hold_making_lock(make_key(INGREDIENTS), threading.Event()):
         assert leftovers(cache)
     assert not leftovers(cache)
 
@@ -429,8 +429,8 @@ def test_who_makes_a_module_hears_how_long_it_waited(cache: ModuleCache, monkeyp
             return False
 
     with held:
-        assert held.enter_context(cache.making(key, threading.Event())) == 0
-        with cache.making(key, FreedWhileWaiting()) as waited:
+        assert held.enter_context(cache.hold_making_lock(key, threading.Event())) == 0
+        with cache.hold_making_lock(key, FreedWhileWaiting()) as waited:
             assert waited == 3.0
 
 
@@ -446,16 +446,16 @@ class CancelledWhileWaiting(threading.Event):
 def test_waiting_for_another_maker_ends_when_the_run_is_cancelled(cache: ModuleCache) -> None:
     key = make_key(INGREDIENTS)
     with (
-        cache.making(key, threading.Event()),
+        cache.hold_making_lock(key, threading.Event()),
         pytest.raises(WaitCancelledError),
-        cache.making(key, CancelledWhileWaiting()),
+        cache.hold_making_lock(key, CancelledWhileWaiting()),
     ):
         pytest.fail("two at once")
 
 
 def test_a_store_without_room_for_locks_keeps_nobody_out(tmp_path: Path) -> None:
     (tmp_path / "modules").write_text("a file where a folder should be")
-    with ModuleCache(tmp_path).making(make_key(INGREDIENTS), threading.Event()):
+    with ModuleCache(tmp_path).hold_making_lock(make_key(INGREDIENTS), threading.Event()):
         pass
 
 

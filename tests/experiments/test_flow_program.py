@@ -14,10 +14,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import (
     DISPATCH_FUNCTION,
     FlowProgram,
-    find_device,
+    find_device_attribute,
     make_function,
     read_flow,
-    replace_device,
+    replace_device_attribute,
 )
 from iree_gauntlet.experiments.explaining.locate import F64Errors, widen_to_f64
 from iree_gauntlet.toolchains.installed import find_installed
@@ -98,11 +98,11 @@ def test_a_device_is_written_without_aliases() -> None:
         '#cpu = #hal.executable.target<"llvm-cpu", "elf", {a = "x>", map = affine_map<(d0) -> (d0)>}>\n'
         '#device = #hal.device.target<"local", [#cpu]> : !hal.device\nmodule {\n}\n'
     )
-    found = find_device(text)
+    found = find_device_attribute(text)
     assert found.startswith('#hal.device.target<"local", [#hal.executable.target<"llvm-cpu"')
     assert found.endswith(")>}>]>")
     assert "#cpu" not in found
-    program = replace_device(text, '#hal.device.target<"other">')
+    program = replace_device_attribute(text, '#hal.device.target<"other">')
     assert '#device = #hal.device.target<"other"> : !hal.device' in program
 
 

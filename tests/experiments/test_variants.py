@@ -133,10 +133,10 @@ def test_a_run_names_its_variant_and_its_goldens_are_its_own(project: Project) -
     assert plain.code == 1, plain.text
     # A golden is compared only with runs with its own variant.
     shown = project.gauntlet("golden.show", "--format", "json")
-    standings = {entry["field"]: entry for entry in json.loads(shown.out)["goldens"]}
-    assert standings["golden_dispatch.cpu"]["verdict"] == "broken"
-    assert standings["variants.unchanged.golden_dispatch.cpu"]["verdict"] == "kept"
-    assert standings["variants.unchanged.golden_dispatch.cpu"]["variant"] == "unchanged"
+    statuses = {entry["field"]: entry for entry in json.loads(shown.out)["goldens"]}
+    assert statuses["golden_dispatch.cpu"]["verdict"] == "broken"
+    assert statuses["variants.unchanged.golden_dispatch.cpu"]["verdict"] == "kept"
+    assert statuses["variants.unchanged.golden_dispatch.cpu"]["variant"] == "unchanged"
 
 
 def test_a_golden_of_a_variant_is_updated_from_its_run(project: Project) -> None:

@@ -333,7 +333,7 @@ def test_marks_accept_move_and_leave_out() -> None:
     assert other.accepted == ""
     (moved,) = apply_marks(found(item), (item,), (Mark("*", "3.2.0", "moved", "late", to="3.3.0"),))
     assert (moved.index, moved.point_after.iree) == (3, "3.3.0")
-    named = replace(item, points=tuple(replace(point, named=f"release-{point.iree}") for point in item.points))
+    named = replace(item, points=tuple(replace(point, iree_arg=f"release-{point.iree}") for point in item.points))
     (by_name,) = apply_marks(found(named), (named,), (replace(accepted, iree="release-3.2.0"),))
     assert by_name.accepted == "on purpose"
     better = series([9, 9, 7, 7], "dispatches")

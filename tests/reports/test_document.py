@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("like", ColumnKind.VERDICT),
-    Column("time", ColumnKind.NUMBER, unit="ms", rank=1),
-    Column("dispatches", ColumnKind.NUMBER, rank=3),
-    Column("took", ColumnKind.DURATION, rank=4),
-    Column("share", ColumnKind.SHARE, rank=2),
+    Column("time", ColumnKind.NUMBER, unit="ms", drop_order=1),
+    Column("dispatches", ColumnKind.NUMBER, drop_order=3),
+    Column("took", ColumnKind.DURATION, drop_order=4),
+    Column("share", ColumnKind.SHARE, drop_order=2),
     Column("remarks"),
 )
 _TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "code", "pre"}

@@ -20,7 +20,7 @@ def series(number: int, runs: int, name: str = "toy") -> Series:
     key = SeriesKey(f"{name}{number:03}", "abs", "cpu", "time_ms", "", "f" * 12, "CPU, 2 cores, Linux 6")
     points = tuple(
         Point(f"{run}.json", f"run{run}", f"2026-03-{run % 28 + 1:02}T10:00:00+00:00", f"3.{run}.0", f"{run:040x}",
-              10 + 0.01 * (run * 7919 % 100) + (run > runs // 2), run % 9 == 0, 10.0, named=f"3.{run}.0")
+              10 + 0.01 * (run * 7919 % 100) + (run > runs // 2), run % 9 == 0, 10.0, iree_arg=f"3.{run}.0")
         for run in range(runs)
     )  # fmt: skip
     return Series(key, points)

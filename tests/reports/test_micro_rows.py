@@ -28,7 +28,7 @@ def test_a_row_has_what_the_record_has() -> None:
     assert baseline.speedup is None
     assert baseline.errors.sqnr_db == math.inf
     assert not row.is_baseline
-    assert (row.point.m, row.point.k, row.point.n, row.label) == (128, 256, 512, "128-256-512")
+    assert (row.point.m, row.point.k, row.point.n, row.shape_label) == (128, 256, 512, "128-256-512")
     assert row.speedup == Ratio(2.0, 2.0 / 1.05, 2.0 * 1.05, "faster")
     assert row.variant.iree is not None
     assert row.variant.first_call_ms == 3.0
@@ -88,7 +88,7 @@ def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
     assert baseline is not None
     assert baseline.point.m == 2048
     assert first.row("int8wo", "1-1-1") is None
-    assert [row.label for row in first.get_recipe_rows("int8dq")] == list(first.shapes)
+    assert [row.shape_label for row in first.get_recipe_rows("int8dq")] == list(first.shapes)
 
 
 @given(records())

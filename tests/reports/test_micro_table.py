@@ -128,7 +128,7 @@ def test_the_console_keeps_to_its_width_and_says_everything() -> None:
         assert [line.strip() for line in lines[len(tables) + 1 :]][: len(LEGEND)] == list(LEGEND)
         text = "\n".join(tables)
         for row in rows:
-            assert row.label in text
+            assert row.shape_label in text
             assert text_of(row) in text
 
 

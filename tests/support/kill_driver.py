@@ -166,7 +166,7 @@ class _Victims:
         """Require that an offline process gets the right answers about the file."""
         if store.is_present(self.url) != is_cached:
             raise PartialFileError(f"present() says {not is_cached}")
-        entry = store.learnt.registry().get(make_local_name(self.url))
+        entry = store.lock_file.registry().get(make_local_name(self.url))
         if entry is not None and entry.sha256 != self.sha256:
             raise PartialFileError(f"learnt {entry}")
         # Only every second time, since this fetch completes the publication that a killed child has started.

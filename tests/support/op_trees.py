@@ -54,4 +54,6 @@ def load_ops(folder: Path, *targets: Target, configs: tuple[Path, ...] = (), inc
 def list_op_problems(folder: Path) -> list[str]:
     """Return the problems of a tree without its path: those of the tree, then those of single cases."""
     case_set = load_ops(folder)
-    return [str(problem).replace(f"{folder}/", "") for problem in (*case_set.problems, *case_set.case_problems)]
+    return [
+        str(problem).replace(f"{folder}/", "") for problem in (*case_set.problems, *case_set.operator_case_problems)
+    ]

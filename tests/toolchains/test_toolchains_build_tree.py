@@ -227,7 +227,7 @@ def test_bindings_on_the_pythonpath_belong_to_the_tools_on_the_path(tmp_path: Pa
     root = sketch(tmp_path / "build")
     (tmp_path / "bindings" / "iree" / "compiler").mkdir(parents=True)
     paths = f"{tmp_path / 'none'}{os.pathsep}{os.pathsep}{tmp_path / 'bindings'}"
-    place = replace(place_of(tmp_path, str(root / "tools")), python_path=paths)
+    place = replace(place_of(tmp_path, str(root / "tools")), pythonpath=paths)
     found = find_requested_toolchain(ToolchainRequest(iree="path"), {}, place)
     python = Path(found.compiler.python)
     pth = next(python.parent.parent.glob("lib/python3.*/site-packages/iree-build.pth"))

@@ -133,7 +133,7 @@ def test_in_a_shared_cache_hashes_of_other_projects_stay(project: Project, tmp_p
     assert done.code == 0, done.text
     assert "1 recorded hash remains in " in done.out
     assert list(registry_of(project)) == [make_local_name(URL.format("own"))]
-    assert list(shared.pins().learnt.entries) == [make_local_name(URL.format("other"))]
+    assert list(shared.pins().lock_file.entries) == [make_local_name(URL.format("other"))]
 
 
 def test_prune_drops_what_no_spec_names(project: Project) -> None:

@@ -40,7 +40,7 @@ def _golden(metric: Figure, value: float, *, field: str = "g", **changes: Any) -
     return Golden(metric=metric, value=value, origin=Origin(FILE, field), **fields)
 
 
-def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> GoldenStatus:
+def _judge_one(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> GoldenStatus:
     """How a golden stands; the newest run comes last."""
     records = [read_journal(run / "journal.jsonl") for run in reversed(runs)]
     return judge_goldens([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
@@ -64,10 +64,10 @@ def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Gol
     ],
 )
 def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: str, tmp_path: Path) -> None:
-    standing = _standing(golden, write_measured_run(tmp_path, "run-1", sku="desk"))
-    assert standing.measured == pytest.approx(measured)
-    assert (standing.verdict.value, standing.run) == (verdict, "run-1")
-    assert standing.ratio == pytest.approx(measured / golden.value)
+    status = _judge_one(golden, write_measured_run(tmp_path, "run-1", sku="desk"))
+    assert status.measured == pytest.approx(measured)
+    assert (status.verdict.value, status.run) == (verdict, "run-1")
+    assert status.ratio == pytest.approx(measured / golden.value)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: s
     ],
 )
 def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], note: str, tmp_path: Path) -> None:
-    standing = _standing(golden, write_measured_run(tmp_path, "run-1", **run))
-    assert (standing.verdict, standing.measured, standing.ratio, standing.run) == ("not measured", None, None, "")
-    assert standing.note.startswith(note)
+    status = _judge_one(golden, write_measured_run(tmp_path, "run-1", **run))
+    assert (status.verdict, status.measured, status.ratio, status.run) == ("not measured", None, None, "")
+    assert status.note.startswith(note)
 
 
 def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
         write_measured_run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
         write_measured_run(tmp_path, "run-4", dispatches=26, ended=False),
     ]
-    standing = _standing(golden, *runs)
-    assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
+    status = _judge_one(golden, *runs)
+    assert (status.run, status.verdict, status.note) == ("run-2", "kept", "")
     assert judge_goldens([(CHAIN, golden)], [], tmp_path)[0].verdict is GoldenVerdict.NOT_MEASURED
 
 
@@ -105,35 +105,35 @@ def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path
     family = _golden(Figure.DISPATCHES, 30, sku="cpu", field="golden_dispatch.cpu")
     own = _golden(Figure.DISPATCHES, 19, sku="desk", field="golden_dispatch.desk")
     run = write_measured_run(tmp_path, "run-1", sku="desk")
-    assert _standing(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
-    standing = _standing(family, run, rivals=[own])
-    assert standing.note == "run-1 measured 19 with the SKU desk, which has a golden of its own"
-    assert _standing(family, write_measured_run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
+    assert _judge_one(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
+    status = _judge_one(family, run, rivals=[own])
+    assert status.note == "run-1 measured 19 with the SKU desk, which has a golden of its own"
+    assert _judge_one(family, write_measured_run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
 
 
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.1)
-    standing = _standing(
+    status = _judge_one(
         golden, write_measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"])
     )
-    assert (standing.verdict, standing.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
+    assert (status.verdict, status.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
 
 
 def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.0, field="golden_time_ms.desk", sku="desk")
     own = make_check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
     confirmed = write_measured_run(tmp_path, "run-1", sku="desk", checks=[own])
-    assert _standing(golden, confirmed).verdict is GoldenVerdict.KEPT
+    assert _judge_one(golden, confirmed).verdict is GoldenVerdict.KEPT
     older = {**own, "golden": 2.9}
     assert (
-        _standing(golden, write_measured_run(tmp_path, "run-2", sku="desk", checks=[older])).verdict
+        _judge_one(golden, write_measured_run(tmp_path, "run-2", sku="desk", checks=[older])).verdict
         is GoldenVerdict.BROKEN
     )
     undecided = write_measured_run(
         tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}]
     )
-    standing = _standing(golden, undecided)
-    assert (standing.verdict, standing.note) == ("inconclusive", "no verdict")
+    status = _judge_one(golden, undecided)
+    assert (status.verdict, status.note) == ("inconclusive", "no verdict")
 
 
 def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
@@ -141,17 +141,17 @@ def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
     run = write_measured_run(tmp_path, "run-1")
     path = run / "journal.jsonl"
     path.write_text(path.read_text().replace('"name": "BM_main"', '"name": "BM_main", "aggregated": true'))
-    assert _standing(golden, run).verdict is GoldenVerdict.NOT_MEASURED
-    assert _standing(_golden(Figure.TIME, 3.2), run).verdict is GoldenVerdict.KEPT
+    assert _judge_one(golden, run).verdict is GoldenVerdict.NOT_MEASURED
+    assert _judge_one(_golden(Figure.TIME, 3.2), run).verdict is GoldenVerdict.KEPT
 
 
 @given(value=st.integers(0, 1000), factor=st.sampled_from([1.0, 1.1, 2.0]), dispatches=st.integers(0, 1000))
 def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: int, tmp_path_factory: Any) -> None:
     run = write_measured_run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
-    standing = _standing(_golden(Figure.DISPATCHES, value, factor=factor), run)
-    assert (standing.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
-    assert (standing.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
-    assert (standing.ratio is None) == (value == 0)
+    status = _judge_one(_golden(Figure.DISPATCHES, value, factor=factor), run)
+    assert (status.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
+    assert (status.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
+    assert (status.ratio is None) == (value == 0)
 
 
 # The task.

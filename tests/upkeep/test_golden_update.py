@@ -183,7 +183,7 @@ def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
     _run(project, "run-1", release="3.14.0")
     _update(match="toy/*")
     assert "belongs to release 3.13.0, but 3.14.0 was measured" in capsys.readouterr().err
-    with pytest.raises(GauntletError, match=r"golden_dispatch\.other would come to belong to a release"):
+    with pytest.raises(GauntletError, match=r"golden_dispatch\.other would be labelled with a release"):
         _update(to_release=True)
     (project / _FILE).write_text(_SPEC.replace(', "other": 7', ""))
     _update(to_release=True, write=True)
@@ -276,7 +276,7 @@ _EVIDENCE = st.builds(
 def test_a_proposal_is_never_out_of_thin_air(
     place: Golden, evidence: list[GoldenEvidence], headroom: float | None, *, to_release: bool
 ) -> None:
-    outcome = propose_golden(place, evidence, size_headroom=headroom, to_release=to_release)
+    outcome = propose_golden(place, evidence, size_headroom=headroom, relabel=to_release)
     usable = [item for item in evidence if not item.rejection]
     if isinstance(outcome, str):
         assert outcome
@@ -291,7 +291,7 @@ def test_a_proposal_is_never_out_of_thin_air(
         assert min(item.measured for item in usable) * 0.99 <= outcome.value <= largest * 1.01 + 1
     # Again, from the same: nothing more to change.
     settled = replace(place, value=outcome.value, release=outcome.release)
-    again = propose_golden(settled, evidence, size_headroom=headroom, to_release=to_release)
+    again = propose_golden(settled, evidence, size_headroom=headroom, relabel=to_release)
     assert isinstance(again, str), again
 
 

@@ -453,7 +453,7 @@ class ModuleCache:
             self.get_entry_folder(key).rename(trash)
 
     @contextlib.contextmanager
-    def making(self, key: str, cancel_event: threading.Event) -> Iterator[float]:
+    def hold_making_lock(self, key: str, cancel_event: threading.Event) -> Iterator[float]:
         """Hold the lock to make a module; other processes that need the module wait until the block is left.
 
         Yield the seconds of waiting. If no lock can be created, the block runs unlocked; such a store cannot keep the

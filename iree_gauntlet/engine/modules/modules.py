@@ -19,7 +19,7 @@ from iree_gauntlet.engine.judging import find_first_error, find_tuning_spec_erro
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
-from iree_gauntlet.engine.plan import FILE_ROLE
+from iree_gauntlet.engine.plan import FILE_ROLE_PREFIX
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.instructions.counters import read_counts
@@ -81,13 +81,13 @@ class ModuleMaker:
     """A maker of the outputs of import, parameters, compile, reference and count steps.
 
     Attributes:
-        marks_dir: the directory in which all processes of a run mark the cached outputs that were rebuilt and
-            compared; each is rebuilt once. None to use the cache.
+        rebuilt_marks_dir: with --force-recompile, the folder in which all processes of a run mark the outputs that were
+            rebuilt, so that each is rebuilt once; otherwise None, and the cache is used.
     """
 
     session: Session[Any]
     workbench: Workbench
-    marks_dir: Path | None
+    rebuilt_marks_dir: Path | None
 
     def make(self, step: Step) -> Result:
         """Put the outputs of a step at their paths, from a cache or by running the step's tool."""
@@ -103,7 +103,7 @@ class ModuleMaker:
         # Do not share synthetic weights, which are large and faster to make than to fetch. No cache has dumps.
         shared_store = None if dumps or not step.stage.row.makes_modules else self.workbench.shared_modules
         shared_result, note = SharedLookup(), ""
-        with cache.making(key, cancel_event) as delay:
+        with cache.hold_making_lock(key, cancel_event) as delay:
             # Look again, because another process may have made the module during the wait for the lock.
             force, lookup = self._is_forced(step, key), cache.lookup(key)
             result = None if dumps or force else self._use_entry(step, lookup.entry, "in the cache")
@@ -126,7 +126,7 @@ class ModuleMaker:
                 result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
                 result = self.session.processes.complete(step, outcome, result)
             if force and result.verdict is Verdict.PASSED:
-                mark_rebuilt(self.marks_dir, key)
+                mark_rebuilt(self.rebuilt_marks_dir, key)
         if is_new and shared_store is not None and result.verdict is Verdict.PASSED:
             # The lock is released before the upload, so no local process waits for the upload.
             note = shared_store.offer(key, cache, cancel_event)
@@ -137,16 +137,16 @@ class ModuleMaker:
         """Return a step's ingredients, with the hashes of files that were fetched or made after planning."""
         ingredients = dict(step.cache.ingredients)
         for file in step.inputs:
-            if (file.role == "program" or file.role.startswith(FILE_ROLE)) and not ingredients[file.role]:
+            if (file.role == "program" or file.role.startswith(FILE_ROLE_PREFIX)) and not ingredients[file.role]:
                 sha256 = self.workbench.store.fetch(file.url).sha256 if file.url else hash_file(Path(file.path))
                 ingredients[file.role] = sha256
         return ingredients
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Return True if the step must run although its result is cached; only modules are forced, once in a run."""
-        if self.marks_dir is None or not step.stage.row.makes_modules:
+        if self.rebuilt_marks_dir is None or not step.stage.row.makes_modules:
             return False
-        return not (self.marks_dir / key).exists()
+        return not (self.rebuilt_marks_dir / key).exists()
 
     def _use_entry(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
         """Put the files of a cache entry at the step's paths, and return the result; None if the entry is unusable."""
@@ -341,9 +341,9 @@ def list_statistics(statistics: Mapping[str, Any], prefix: str = "") -> dict[str
 
 
 def is_program_changed(step: Step) -> bool:
-    """Return True if a program that is compiled in place has changed since the run was planned."""
+    """Return True if a program that is read from the spec's folder, not the store, has changed since planning."""
     ingredients = dict(step.cache.ingredients)
-    if "name" not in ingredients:
+    if "name" not in ingredients:  # only such programs have the ingredient
         return False
     try:
         return hash_file(Path(step.find_input("program").path)) != ingredients["program"]

@@ -95,7 +95,7 @@ class Dispatch:
         return tuple(value for value, type_ in self.operands if type_.startswith("tensor<"))
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def distinct_input_indices(self) -> tuple[int, ...]:
         """The indices of the tensors that the extracted program takes; each value is taken only once."""
         return tuple(self.tensors.index(value) for value in dict.fromkeys(self.tensors))
 
@@ -217,8 +217,8 @@ def read_flow(path: Path) -> FlowProgram:
     return FlowProgram("".join(lines), dispatches)
 
 
-def find_device(flow: str) -> str:
-    """Return the device of a program in the `flow` phase: its `#hal.device.target`, with aliases resolved.
+def find_device_attribute(flow: str) -> str:
+    """Return the device attribute of a program in the `flow` phase: `#hal.device.target`, with aliases resolved.
 
     Raises:
         GauntletError: there is no device, or more than one.
@@ -279,11 +279,11 @@ def _list_devices(text: str) -> Iterator[tuple[int, str]]:
         start = text.find(_DEVICE, mark.end())
 
 
-def replace_device(text: str, device: str) -> str:
-    """Replace the device of a program; `device` is the text of a `#hal.device.target`."""
+def replace_device_attribute(text: str, device_attribute: str) -> str:
+    """Replace the device of a program; the attribute is a `#hal.device.target`."""
     parts, end = [], 0
     for start, old in _list_devices(text):
-        parts += [text[end:start], device]
+        parts += [text[end:start], device_attribute]
         end = start + len(old)
     return "".join((*parts, text[end:]))
 

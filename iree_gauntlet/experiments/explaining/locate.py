@@ -21,11 +21,11 @@ from iree_gauntlet.experiments.explaining.flow_program import (
     TensorFile,
     TraceSide,
     compile_flow,
-    find_device,
+    find_device_attribute,
     find_last_error,
     make_function,
     make_target_side,
-    replace_device,
+    replace_device_attribute,
     trace_sides,
 )
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 _MULTIPLE_VALUES = re.compile(r'dense<"|dense_resource<')
 _HEXADECIMAL = re.compile(r"\b0x([0-9A-F]{8}) : f32\b")
 _F32 = re.compile(r"(?:(?<=\dx)|\b)f32\b")
-_FLAGS = (
+_F64_COMPILE_FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=generic",
     "--iree-input-demote-f64-to-f32=false",
 )
-_TIMEOUT_SECONDS = 120.0
+_F64_TIMEOUT_SECONDS = 120.0
 # A target's error of at most so many times the reference's error is mere rounding.
 _MAX_REFERENCE_RATIO = 2
 # Flags that apply only to one target.
@@ -86,9 +86,11 @@ _LARGE_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class WrongDispatch:
-    """A dispatch that is wrong, or fails, on correct inputs; `call` is its number `of` all calls that ran.
+    """A dispatch that is wrong, or fails, on correct inputs.
 
     Attributes:
+        call: its number among the calls, from 0.
+        call_count: the number of calls that ran; if the dispatch fails, the number of the program's dispatches.
         program: the dispatch as a separate program, in the `flow` phase.
         function: the dispatch as a function that every release reads; empty if that is impossible.
         reference: the name of the reference; empty if the dispatch fails before it has results.
@@ -99,7 +101,7 @@ class WrongDispatch:
 
     dispatch: Dispatch
     call: int
-    of: int
+    call_count: int
     program: str
     function: str
     reference: str = ""
@@ -133,10 +135,11 @@ class SearchResult:
         entry["made_up"] = any(tensor.made for tensor in wrong.inputs)
         if wrong.in_f64 is not None:
             entry["in_f64"] = {"target": drop_inf(wrong.in_f64.target), "reference": drop_inf(wrong.in_f64.reference)}
-        # A run that fails before it has results has no error.
-        entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.of, "error": drop_inf(wrong.error)}
-        entry["around"] = [[call, name, drop_inf(error)] for call, name, error in self.around]
+        entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.call_count}
         return entry | {
+            # A run that fails before it has results has no error.
+            "error": drop_inf(wrong.error),
+            "around": [[call, name, drop_inf(error)] for call, name, error in self.around],
             "inputs": [tensor.type for tensor in wrong.inputs],
             "outputs": [tensor.type for tensor in wrong.expected],
         }
@@ -149,12 +152,12 @@ def drop_inf(error: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceTrace:
-    """The traces of a target and a reference; `by_values`: the reference's dispatches are different ones."""
+    """The traces of a target and a reference; `matches_by_values` if equal values pair tensors, not dispatches."""
 
     reference: str
-    device: str
+    device_attribute: str
     trace: TracePair
-    by_values: bool
+    matches_by_values: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +204,15 @@ class DispatchSearch:
                     (neighbour.call, self.program.dispatches[neighbour.dispatch].name, neighbour.worst)
                     for neighbour in traces
                     # A trace by values has no errors for neighbouring dispatches.
-                    if abs(neighbour.call - dispatch.call) <= _CONTEXT_CALLS and not pair.by_values
+                    if abs(neighbour.call - dispatch.call) <= _CONTEXT_CALLS and not pair.matches_by_values
                 )
                 return SearchResult(suspect, "", len(traces), pair.reference, context)
         if suspects:
             name = self._name_dispatches(suspects[:1])
             reason = f"dispatches differ from the reference, {name} first, but none is wrong on its own inputs"
-        elif pair.by_values:
-            reason = f"each dispatch whose inputs {pair.reference} computes too gives outputs that it computes too; the"
-            reason += " others are not judged"
+        elif pair.matches_by_values:
+            reason = f"each dispatch whose input values occur in {pair.reference} gives output values that occur in"
+            reason += f" {pair.reference}; the other dispatches are not judged"
         else:
             worst = max(dispatch.worst for dispatch in traces)
             reason = "the error jumps at no dispatch: each is right on its inputs, and errors grow to "
@@ -252,21 +255,21 @@ class DispatchSearch:
                 if is_fault_elsewhere():
                     return None
                 continue
-            name, device = reference_target
+            name, attribute = reference_target
             self.say(f"tracing {count} dispatches against {name}{', by their values' if by_values else ''}")
             folder, flags = "trace_values" if by_values else "trace", _REFERENCES[name]
-            module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, trace=True)
+            module = self._make_reference(f"{folder}_reference", flags, attribute, by_values=by_values, trace=True)
             # Compile the target only if there is a reference.
             target = target or make_target_side(self.tools, self.program)
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
             trace = trace_sides(self.tools, folder, (target, reference), timeout, by_values=by_values)
-            result = _ReferenceTrace(name, device, trace, by_values)
+            result = _ReferenceTrace(name, attribute, trace, by_values)
             if not trace.differs:
                 break
         return result
 
     def _find_reference(self, *, by_values: bool) -> tuple[str, str] | None:
-        """Return the name and device of the first reference that gives the expected numbers, or None."""
+        """Return the name and device attribute of the first reference that gives the expected numbers, or None."""
         noun = "reference compiled from the source" if by_values else "reference"
         error = self.tools.failure.result.max_abs_error
         argv = self.tools.failure.argv[1:]
@@ -276,11 +279,11 @@ class DispatchSearch:
         for name, target in _REFERENCES.items():
             file = f"reference_{name.partition(',')[0]}"
             try:
-                # The text of a program that is compiled for the target shows how this release writes the device.
+                # A trivial program for the reference's target has the device attribute as this release writes it.
                 flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
-                device = find_device(flow.read_text(encoding="utf-8"))
+                attribute = find_device_attribute(flow.read_text(encoding="utf-8"))
                 # With traces, iree-run-module would print every tensor.
-                module = self._make_reference(file, target, device, by_values=by_values, trace=False)
+                module = self._make_reference(file, target, attribute, by_values=by_values, trace=False)
             except CompileError as compile_error:
                 self.say(f"{noun} {name}: {compile_error.message}")
                 continue
@@ -288,22 +291,21 @@ class DispatchSearch:
             verb = "gives" if result.passed else "does not give"
             self.say(f"{noun} {name}: {verb} the expected numbers")
             if result.passed:
-                return name, device
+                return name, attribute
         return None
 
-    def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, trace: bool) -> Path:
+    def _make_reference(
+        self, file: str, target: Sequence[str], attribute: str, *, by_values: bool, trace: bool
+    ) -> Path:
         """Compile a reference with the same dispatches, or, if `by_values`, with the dispatches of its own target."""
         if not by_values:
-            return self._make_from_flow(file, self.program.text if trace else self.program.untraced, device)
-        flags = [
-            *(flag for flag in self._general_flags if flag != TRACE_FLAG),
-            *target,
-            *((TRACE_FLAG,) if trace else ()),
-        ]
+            return self._make_from_flow(file, self.program.text if trace else self.program.untraced, attribute)
+        flags = [*(flag for flag in self._general_flags if flag != TRACE_FLAG), *target]
+        flags += [TRACE_FLAG] if trace else []
         return self.tools.compile(f"{file}_source.vmfb", self.tools.failure.program, flags)
 
-    def _make_from_flow(self, file: str, text: str, device: str) -> Path:
-        return compile_flow(self.tools, file, replace_device(text, device), self._general_flags)
+    def _make_from_flow(self, file: str, text: str, attribute: str) -> Path:
+        return compile_flow(self.tools, file, replace_device_attribute(text, attribute), self._general_flags)
 
     @property
     def _general_flags(self) -> tuple[str, ...]:
@@ -326,12 +328,12 @@ class DispatchSearch:
         shapes = [tensor.shape for tensor in trace.inputs]
         traced_text = self.program.cut_out(dispatch, shapes, with_traces=True)
         target = self._cut_side(f"cut_{trace.call}_target", traced_text, failure.flags, failure.device)
-        text, flags = replace_device(traced_text, reference_trace.device), self._general_flags
+        text, flags = replace_device_attribute(traced_text, reference_trace.device_attribute), self._general_flags
         reference = self._cut_side(f"cut_{trace.call}_reference", text, flags, _REFERENCE_DEVICE)
         suspect = WrongDispatch(
             dispatch=dispatch,
             call=trace.call,
-            of=len(reference_trace.trace.dispatches),
+            call_count=len(reference_trace.trace.dispatches),
             program=self.program.cut_out(dispatch, shapes),
             function=make_function(self.program, dispatch),
             reference=reference_trace.reference,
@@ -349,7 +351,7 @@ class DispatchSearch:
 
     def _list_inputs(self, trace: DispatchTrace | UnfinishedDispatch, folder: Path) -> list[TensorFile]:
         """Return the inputs of a dispatch, each value once."""
-        indices, tensor_folder = self.program.dispatches[trace.dispatch].places, folder / trace.kept
+        indices, tensor_folder = self.program.dispatches[trace.dispatch].distinct_input_indices, folder / trace.kept
         return [TensorFile(trace.inputs[i].type, tensor_folder / f"target_input_{i}.bin") for i in indices]
 
     def _find_wrong_on(
@@ -447,7 +449,7 @@ def _measure_f64_errors(
     if not text or any(not tensor.type.endswith("xf32") for tensor in outputs):
         return None
     try:
-        module = tools.compile_text(name, text, _FLAGS, timeout=_TIMEOUT_SECONDS)
+        module = tools.compile_text(name, text, _F64_COMPILE_FLAGS, timeout=_F64_TIMEOUT_SECONDS)
     except CompileError:
         return None
     args = [f"--device={_REFERENCE_DEVICE}", f"--module={module}", f"--function={DISPATCH_FUNCTION}"]
@@ -459,7 +461,7 @@ def _measure_f64_errors(
         args.append(f"--input={type_}=@{file}")
     results = [tools.folder / f"{name}_output_{index}.npy" for index in range(len(outputs))]
     args += [f"--output=@{file}" for file in results]
-    if not tools.run_module(name, args, timeout=_TIMEOUT_SECONDS).passed:
+    if not tools.run_module(name, args, timeout=_F64_TIMEOUT_SECONDS).passed:
         return None
     f64_outputs = [np.load(file).ravel() for file in results]
 

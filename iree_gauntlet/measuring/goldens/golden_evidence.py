@@ -198,19 +198,19 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
 
 
 def propose_golden(
-    golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, to_release: bool
+    golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, relabel: bool
 ) -> Proposal | str:
     """Propose a golden's new value, or return the reason why it stays.
 
     A new time is proposed if the golden is outside the measured range; it is the mean, in three digits, of the runs'
     values (means or minima, by the golden's statistic). A count is proposed if it differs. A size is proposed with the
     requested headroom (a factor), since code differs between machines; without headroom, only if it exceeds the limit.
-    With `to_release`, a golden of another release moves to the release of the measurements.
+    With `relabel`, a golden of another release moves to the release of the measurements.
     """
     usable = [item for item in evidence if not item.rejection]
     if not usable:
         return "; ".join(dict.fromkeys(f"{item.run}: {item.rejection}" for item in evidence))
-    objection = _find_objection(golden, usable, to_release=to_release)
+    objection = _find_objection(golden, usable, relabel=relabel)
     if objection:
         return objection
     changes_release = bool(golden.release) and not covers(golden.release, usable[-1].release)
@@ -223,7 +223,7 @@ def propose_golden(
     return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
-def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_release: bool) -> str:
+def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, relabel: bool) -> str:
     """Return the reason why the values cannot be used together for a golden; empty if they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
@@ -233,7 +233,7 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
     uncovered_releases = [release for release in releases if golden.release and not covers(golden.release, release)]
     if len(releases) > 1 and (uncovered_releases or not (golden.release or is_time)):
         return f"measured with several releases: {', '.join(releases)}"
-    if uncovered_releases and not to_release:
+    if uncovered_releases and not relabel:
         return (
             f"it belongs to release {golden.release}, but {uncovered_releases[0]} was measured (--to-release moves it)"
         )
@@ -314,15 +314,15 @@ def judge_goldens(
             if golden.variant == variant
         }
         runs.append((record.path.parent.relative_to(folder).as_posix(), entries))
-    standings = []
+    statuses = []
     for chain, golden in goldens:
         kind = golden.metric, golden.variant
         rivals = {rival.sku for rival in by_chain[chain] if (rival.metric, rival.variant) == kind and rival != golden}
-        standings.append(_judge_standing(chain, golden, rivals, runs))
-    return standings
+        statuses.append(_judge_status(chain, golden, rivals, runs))
+    return statuses
 
 
-def _judge_standing(
+def _judge_status(
     chain: str, golden: Golden, rival_skus: Collection[str], runs: Sequence[tuple[str, _RunEvidence]]
 ) -> GoldenStatus:
     note = ""

@@ -146,7 +146,7 @@ def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
         yield FlagFinding(file, flag, message, "Give the allowed difference of the outputs, such as 1e-3.")
 
 
-def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
+def find_ineffective_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Yield absolute tolerances smaller than what the tool's default relative tolerance adds for values ≥ 1."""
     tolerances = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
     if any(kind == "rtol" for _, _, kind, _ in tolerances):

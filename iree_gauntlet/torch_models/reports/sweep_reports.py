@@ -1,4 +1,4 @@
-"""Reports of a sweep: tables of recipes and shapes, pictures as SVG files, a page, and files of results."""
+"""Reports of a sweep, by entry of `model_params`: tables of recipes and shapes, SVG files, a page, files of results."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ _AXIS_STYLE, _EDGE_STYLE, _GRID_STYLE = f"stroke: {INK}", "stroke: #8c8c8c", "st
 _CURVE_STYLE = "; stroke-width: 2; shape-rendering: auto"
 
 # The minimum and maximum range of scales, in octaves. With the minimum, small differences stay pale; with the maximum,
-# an outlier does not make the other cells pale. Intervals of bars may exceed the range of colours.
+# an outlier does not make the other cells pale. Bars have a larger maximum, so that their intervals fit.
 _MIN_OCTAVES, _MAX_OCTAVES, _MAX_BAR_OCTAVES = math.log2(1.25), 3.0, 5.0
-# A scale has ticks at these ratios and their inverses, as far as it reaches, except the smallest ratios.
+# Ticks are at these ratios and their inverses. A scale has those from a quarter of its limit (in octaves) to its limit.
 _TICKS = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
 # These constants are pixels, except the counts of maps and of shapes per row.
 _LINE_HEIGHT, _GAP = 18, 6
@@ -150,7 +150,7 @@ def draw_speedup_bars(entry: SweepEntry) -> str:
     width = max(slot_width * len(shapes), _MIN_PANEL_WIDTH)
     middles = {shape: left + width / len(shapes) * (index + 0.5) for index, shape in enumerate(shapes)}
     for recipe in entry.recipes:
-        rows = {row.label: row for row in entry.get_recipe_rows(recipe)}
+        rows = {row.shape_label: row for row in entry.get_recipe_rows(recipe)}
         mean = find_mean_ratio([row.speedup.ratio for row in rows.values() if row.speedup])
         title = recipe if mean is None else f"{recipe}: {format_factor(mean)}× in the geometric mean"
         drawing.write(left, y + 1.5 * _LINE_HEIGHT, title)
@@ -243,7 +243,7 @@ def is_grid(entry: SweepEntry) -> bool:
 
 def draw_overview_map(entry: SweepEntry) -> str:
     """Draw all recipes of an entry by shape; each recipe is a row, in as many bands as the shapes need."""
-    cells = {(row.recipe, row.label): row for row in entry.rows if not row.is_baseline}
+    cells = {(row.recipe, row.shape_label): row for row in entry.rows if not row.is_baseline}
     starts = range(0, len(entry.shapes), _SHAPES_PER_ROW)
     bands = [("", entry.shapes[start : start + _SHAPES_PER_ROW], cells) for start in starts]
     return _draw_maps(entry, f"{entry.title}: speed-up", entry.recipes, bands, 1)
@@ -314,7 +314,7 @@ def _draw_cell(drawing: FileDrawing, x: float, y: float, text: str, colour: Sequ
 
 def _describe_row(row: Row) -> str:
     """Return a row's tooltip: `int8wo at 1024-1024-1024: 1.72 (1.60–1.84)`."""
-    return f"{row.recipe} at {row.label}: {format_ratio(row.speedup)}"
+    return f"{row.recipe} at {row.shape_label}: {format_ratio(row.speedup)}"
 
 
 def _write_legend(drawing: FileDrawing, y: float, rows: Iterable[Row], marks: Mapping[str, str]) -> None:
@@ -372,7 +372,7 @@ _NOT_MEASURED = "not measured"
 _MISSING_REASONS = {
     "interrupted": "the sweep was interrupted",
     "unfinished": "the sweep was killed, or is still running",
-    "complete": "its end is not recorded",
+    "complete": "the end of its measurement is not recorded",
 }
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
@@ -406,7 +406,7 @@ def collect_notes(rows: Iterable[Row]) -> tuple[str, ...]:
         reason = f": {row.variant.reason}" if row.variant.reason else ""
         status = [] if row.variant.status == MEASURED else [f"{row.variant.status}{reason}"]
         for note in (*row.record.notes, *(f"{row.recipe}: {text}" for text in (*status, *row.variant.notes))):
-            labels_by_note.setdefault(note, []).append(row.label)
+            labels_by_note.setdefault(note, []).append(row.shape_label)
     return tuple(f"{note} ({_list_some(labels)})" for note, labels in labels_by_note.items())
 
 
@@ -435,7 +435,7 @@ def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     reasons = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
     if header.state == "complete":
         return tuple(reasons)
-    count = len({(row.point.name, row.label) for row in rows})
+    count = len({(row.point.name, row.shape_label) for row in rows})
     total = count + len(header.missing)
     progress = f"{count} of {total} points measured; micro --resume continues it"
     return (f"{_MISSING_REASONS[header.state]}: {progress}", *reasons)
@@ -453,13 +453,13 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
     sqnr_values = [row.errors.sqnr_db for row in rows if row.errors.sqnr_db is not None]
     shares = []
     for row in rows:
-        baseline = entry.baseline(row.label)
+        baseline = entry.baseline(row.shape_label)
         if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
             shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
     share = find_mean_ratio(shares)
     same_count = sum(row.variant.status == SAME_MODULE for row in rows)
     faster, slower = verdicts.count("faster"), verdicts.count("slower")
-    missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
+    missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.shape_label for row in rows})
     return (
         recipe,
         _format_mean(ratios),
@@ -577,7 +577,7 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
     """Return a row's figures in the order of `_FIGURE_COLUMNS`."""
     torch_eager, torch_compile = row.variant.torch_eager, row.variant.torch_compile
     return (
-        *(row.label, row.point.shape, row.recipe, row.variant.status),
+        *(row.shape_label, row.point.shape, row.recipe, row.variant.status),
         *(_format_time(row.variant.iree), format_ratio(row.speedup)),
         *(_format_time(torch_eager), format_ratio(torch_eager.beside_iree if torch_eager else None)),
         *(_format_time(torch_compile), format_ratio(torch_compile.beside_iree if torch_compile else None)),

@@ -67,7 +67,7 @@ class Row:
         return point.name, point.model_type, point.dtype, point.device, point.label
 
     @property
-    def label(self) -> str:
+    def shape_label(self) -> str:
         """The label of the shape."""
         return self.point.label
 
@@ -157,7 +157,7 @@ class SweepEntry:
     @property
     def shapes(self) -> tuple[str, ...]:
         """Labels of its shapes."""
-        return tuple(dict.fromkeys(row.label for row in self.rows))
+        return tuple(dict.fromkeys(row.shape_label for row in self.rows))
 
     @property
     def recipes(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class SweepEntry:
 
     def row(self, recipe: str, shape: str) -> Row | None:
         """Return the row of a variant at a shape; if there are several rows, return the last."""
-        return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
+        return next((row for row in reversed(self.rows) if (row.recipe, row.shape_label) == (recipe, shape)), None)
 
     def baseline(self, shape: str) -> Row | None:
         """Return the baseline's row at a shape."""
@@ -450,10 +450,10 @@ def make_oss_records(
     baselines = {row.point_key: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
-        shapes.setdefault(row.label, set()).add(row.point_key)
+        shapes.setdefault(row.shape_label, set()).add(row.point_key)
     dependencies = _find_dependencies(header)
     for row in rows:
-        name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
+        name = row.shape_label if len(shapes[row.shape_label]) == 1 else f"{row.point.name} {row.shape_label}"
         runner = _describe_runner(row, header)
         point_facts = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
         flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
