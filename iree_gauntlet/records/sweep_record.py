@@ -176,6 +176,7 @@ class VariantRecord(Recorded):
         status: `measured`, `same module` (as the baseline, which has the times), `skipped`, `failed` or `error`.
         reason: the reason for a status other than `measured`.
         agreement: the agreement with torch eager for the same recipe.
+        shows: the facts about the compiled module that prove its recipe.
     """
 
     label: str
@@ -230,7 +231,7 @@ VARIANT_FIGURES = tuple(sorted(_FIGURES, key=lambda figure: figure.place))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFacts(Recorded):
-    """An architecture at a shape: the name of an entry of `model_params`, and the shape's label `m-k-n`."""
+    """An entry of `model_params` (`name`) at a shape, whose name is `shape` and whose label `m-k-n` is `label`."""
 
     name: str
     model_type: str

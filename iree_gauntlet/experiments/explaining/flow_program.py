@@ -401,7 +401,7 @@ class TensorTrace(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class DispatchTrace(Recorded):
-    """A dispatch that ran: its key, the call's number, and the folder of its tensors, inside the trace's folder."""
+    """A dispatch that ran: its key, the call's number, and `kept`: the folder of its tensors in the trace's, if any."""
 
     dispatch: str
     call: int
@@ -427,7 +427,7 @@ class UnfinishedDispatch(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TracePair(Recorded):
-    """The traces of both sides, with their exit codes; see `trace_dispatches.py`."""
+    """The traces of both sides, whose exit codes are `target` and `reference`; see `trace_dispatches.py`."""
 
     target: int
     reference: int
