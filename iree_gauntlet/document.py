@@ -215,9 +215,9 @@ class Table:
 
     @property
     def short_form(self) -> tuple[Paragraph | Table, ...]:
-        """The table without columns of a rank that are the same in all of several rows, after a sentence with them."""
+        """The table without less important columns that are the same in all of several rows; a sentence has these."""
         columns = list(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if len(self.rows) > 1 else []
-        common = [column.rank > 0 and len(set(cells)) == 1 for column, cells in columns]
+        common = [column.drop_order > 0 and len(set(cells)) == 1 for column, cells in columns]
         texts = [f"{column.heading} {column.format_cell(cells[0])}" for column, cells in compress(columns, common)]
         sentence = (Paragraph((f"In all rows: {', '.join(texts)}.",)),) if texts else ()
         return (*sentence, self._select([not same for same in common]))

