@@ -431,7 +431,7 @@ class WorkPart(Recorded):
             f"{word} in {list_first(dispatches, _MAX_NAMES)}" for word, dispatches in changes if dispatches
         )
         is_within_limits = self.part == "outside" and self.verdict == "same work" and self.a != self.b
-        change = f"{_CALL_PART_PHRASES[self.part]} {self.b - self.a:+,}{share}"
+        change = f"{_CALL_PART_PHRASES.get(self.part, self.part)} {self.b - self.a:+,}{share}"
         return ", ".join(filter(None, (change, names, "within its limits" if is_within_limits else "")))
 
 

@@ -391,8 +391,9 @@ def _show_comparison(
             reasons.append((Name(row.model), f" {row.verdict}: {details}"))
     if reasons:
         yield from (Heading("Why"), Items(tuple(reasons)))
+    verdicts = record.verdicts | record.work_verdicts
     for model, location in record.where.items():
-        verdict = (record.verdicts | record.work_verdicts)[model].verdict
+        verdict = verdicts[model].verdict if model in verdicts else "another verdict"
         yield Heading(f"Where {model} {'does' if model in record.work_verdicts else 'is'} {verdict}")
         yield from make_dispatch_blocks(location.dispatches)
         yield from make_dispatch_blocks(location.work) if location.work else ()

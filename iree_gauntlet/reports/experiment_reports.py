@@ -115,7 +115,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
     details += [Paragraph(("To run it again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
     summary = f"{len(results)} of {len(outcome.labels)} tried"
-    is_without_effect = outcome.exit_code is ExitCode.OK and outcome.end is not None and bool(outcome.end.problem)
+    is_without_effect = variant is not None and outcome.found is None and outcome.exit_code is ExitCode.OK
     subject = f"{opening.good} (good) to {opening.bad} (bad)"
     title = f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}"
     if variant:

@@ -166,7 +166,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     """Return the document: changes, failures, and the metrics of every chain with every IREE."""
     count = len(matrix.irees)
     sides = [split_side(iree.text) for iree in matrix.irees]
-    iree_count, variant_count = (len({part for part in parts if part}) for parts in zip(*sides, strict=True))
+    iree_count, variant_count = (len({side[index] for side in sides if side[index]}) for index in (0, 1))
     subject = "one IREE" if iree_count == 1 else f"{iree_count} IREEs"
     subject += f" with {pluralize(variant_count, 'variant')}" if variant_count else ""
     ok_count = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)

@@ -47,8 +47,8 @@ def make_provenance(
     """Return a report's origin for the page's head and foot; `files` are beside it; `end` may be its seconds."""
     start = datetime.fromisoformat(opening.time).astimezone(UTC) if opening.time else None
     start_text = f"{start:%Y-%m-%d %H:%M} UTC" if start else ""
-    seconds = end if isinstance(end, float) else None
-    if start and end is not None and not isinstance(end, float):
+    seconds = end if isinstance(end, int | float) else None
+    if start and end is not None and not isinstance(end, int | float) and end.time:
         seconds = (datetime.fromisoformat(end.time) - start).total_seconds()
     machine_info = opening.machine
     cores = f"{machine_info.cores} cores" if machine_info.cores else ""
