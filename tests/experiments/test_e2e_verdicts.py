@@ -130,6 +130,9 @@ def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
         "max_abs_error": True,
         "dispatch_count": True,
         "binary_size_bytes": True,
+        "transient_bytes": True,
+        "constant_bytes": True,
+        "variable_bytes": True,
     }
     journal = earlier / "journal.jsonl"
     journal.write_text(re.sub(r'"dispatch_count": ?1', '"dispatch_count": 0', journal.read_text()))

@@ -184,7 +184,7 @@ def test_a_missing_torch_says_what_to_install_and_how_to_do_without(
     (problem,) = refused(folder)
     assert problem.startswith("models/a.py:1: ModuleNotFoundError: ")
     assert "iree-gauntlet[models]" in problem
-    assert "imports it inside its functions" in problem
+    assert "to list models without that package, import it inside the functions" in problem
 
 
 def test_an_absolute_import_of_a_sibling_says_how_to_write_it(folder: Path) -> None:
