@@ -246,9 +246,9 @@ def _format_megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f}"
 
 
-def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow:
+def _make_memory_row(kind: str, compiler_path: str, position: int) -> FigureRow:
     """Make the row of a kind of memory that the compiler plans for a module, in bytes."""
-    key = f"{title.partition(' ')[0]}_bytes"
+    key, title = f"{kind}_bytes", f"{kind} memory"
     return FigureRow(
         key,
         title,
@@ -263,9 +263,9 @@ def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow
         key_in_summary=key,
         golden=GoldenField(
             f"{title} bytes",
-            GoldenRule.ROOM,
+            GoldenRule.EQUAL,
             Stage.COMPSTAT,
-            f"golden_{title.replace(' ', '_')}",
+            f"golden_{kind}_memory",
             baseline=1.0,
             is_integer=True,
             min_value=0.0,
@@ -274,7 +274,7 @@ def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow
         limit=f"Maximum bytes of {title}",
         matrix=MatrixView(key),
         matrix_changes=MatrixChanges(title, f"{title.capitalize()}, bytes", position, Margin()),
-        metric=title.replace(" ", "-"),
+        metric=f"{kind}-memory",
         missing_reason=f"the compiler reports no {title}",
         change_title=f"bytes of {title}",
         history=HistoryView(key, "B", position),
@@ -282,9 +282,8 @@ def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow
     )
 
 
-def _make_count_row(title: str, compiler_path: str) -> FigureRow:
+def _make_count_row(key: str, title: str, compiler_path: str) -> FigureRow:
     """Make the row of a count in the compiler's statistics."""
-    key = f"{title.removesuffix('s').replace('copie', 'copy')}_count"
     return FigureRow(
         key,
         title,
@@ -333,14 +332,14 @@ class Figure(StrEnum):
     def describe(self, value: float) -> str:
         """Format a value with its noun: `76 dispatches`, `max error 1.2e-05`."""
         noun, text = self.row.noun or self.row.unit, self.row.write(value)
-        if noun.endswith("dispatches") and value == 1:
+        if self.row.unit == "dispatches" and value == 1:
             noun = noun.removesuffix("es")
         return f"{text} {noun}" if noun else f"{self.row.title} {text}"
 
     @property
     def is_exact(self) -> bool:
         """True if repeated measurements give the same value."""
-        return self.row.history is not None and not self.row.history.noisy
+        return self.row.history is None or not self.row.history.noisy
 
     @property
     def is_counted(self) -> bool:
@@ -513,14 +512,14 @@ class Figure(StrEnum):
         change_title="bytes",
         history=HistoryView("size_bytes", "B", 6, Effect.SIZE),
     )
-    EXECUTABLES = _make_count_row("executables", "executable/executable-count")
-    TRANSIENT_MEMORY = _make_memory_row("transient memory", "execution/transient-memory-size", 10)
-    CONSTANT_MEMORY = _make_memory_row("constant memory", "global/constant-size", 11)
-    VARIABLE_MEMORY = _make_memory_row("variable memory", "global/variable-size", 12)
-    SUBMISSIONS = _make_count_row("submissions", "execution/submission-count")
-    AWAITS = _make_count_row("awaits", "synchronization/await-count")
-    FILLS = _make_count_row("fills", "execution/fill-count")
-    COPIES = _make_count_row("copies", "execution/copy-count")
+    EXECUTABLES = _make_count_row("executable_count", "executables", "executable/executable-count")
+    TRANSIENT_MEMORY = _make_memory_row("transient", "execution/transient-memory-size", 10)
+    CONSTANT_MEMORY = _make_memory_row("constant", "global/constant-size", 11)
+    VARIABLE_MEMORY = _make_memory_row("variable", "global/variable-size", 12)
+    SUBMISSIONS = _make_count_row("submission_count", "submissions", "execution/submission-count")
+    AWAITS = _make_count_row("await_count", "awaits", "synchronization/await-count")
+    FILLS = _make_count_row("fill_count", "fills", "execution/fill-count")
+    COPIES = _make_count_row("copy_count", "copies", "execution/copy-count")
     ERROR = FigureRow(
         "max_abs_error",
         "max error",

@@ -95,6 +95,17 @@ def project(tmp_path: Path) -> Iterator[Project]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A toy project for all tests of a file, which reset it: each module is compiled once.
+
+    The modules are compiled in its own folder, because a module's bytes depend on the path of its program.
+    """
+    project = Project(tmp_path_factory.mktemp("shared") / "project", cache="flags")
+    yield project
+    project.close()
+
+
 @pytest.fixture(scope="session")
 def vulkan() -> Device:
     """A Vulkan device, such as Mesa's in software; tests that use it are skipped if there is none."""

@@ -154,8 +154,7 @@ def _describe_mistake(step: Step, output: str, reason: str) -> str:
         if match := pattern.search(output):
             name = match[1] if match.lastindex else ""
             functions = _format_functions(step, name) if "{functions}" in text else ""
-            variant = f" and variant {step.origin.variant}" if step.origin.variant else ""
-            see = f"see {step.origin.file}{variant}"
+            see = f"see {step.origin.file}" + (f" and variant {step.origin.variant}" if step.origin.variant else "")
             return text.format(name=name, functions=functions, reason=reason, see=see)
     return ""
 

@@ -181,14 +181,14 @@ class _Runs:
 
         Their benchmarks would measure the same modules again.
         """
-        setup = self.setup
-        if setup.machines or Stage.BENCHMARK not in setup.stages or self._find_plain_run(iree) is None:
+        setup, force = self.setup, self.setup.request.execution.force_recompile
+        if setup.machines or force or Stage.BENCHMARK not in setup.stages or self._find_plain_run(iree) is None:
             return ()
         with tempfile.TemporaryDirectory(prefix="compiles-", dir=self.folder, ignore_cleanup_errors=True) as folder:
             compiling = setup.within(Path(folder), iree.iree, (Stage.COMPILE,))
-            code = run(compiling, self.presenter, workbench=workbench, hold=Stage.BENCHMARK, brief=True).exit_code
+            code = run(compiling, self.presenter, workbench=workbench, hold=Stage.BENCHMARK, report=False).exit_code
             if code is ExitCode.INTERRUPTED:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)  # as after a run
             return self._find_unaffected(iree, Path(folder))
 
     def _record_result(self, iree: IreeRequest, code: ExitCode, error: str = "", hint: str = "") -> None:

@@ -135,10 +135,11 @@ def run(
     workbench: Workbench | None = None,
     hold: Stage | None = None,
     brief: bool = False,
+    report: bool = True,
 ) -> RunResult:
     """Plan, run and report; the steps of the stage `hold` and of later stages are only planned.
 
-    `brief`: the run is part of an experiment, which reports on the run.
+    `brief`: the run is part of an experiment, which reports on the run. Without `report`, its folder has no reports.
     """
     request = setup.request
     for warning in setup.selection.warnings():
@@ -169,7 +170,8 @@ def run(
             engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
         with engine.record_end() as outcome:
             outcome.verdicts = engine.perform(steps, verdicts)
-    presenter.report_run(run_dir, brief=brief)
+    if report:
+        presenter.report_run(run_dir, brief=brief)
     if hold is None:
         # The index does not list runs that leave steps to their caller: each is only a part of a measurement.
         from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - a worker's part of a run does not need it
@@ -218,8 +220,8 @@ def _plan(
         plan, shard = choose_chains(plan, request.chains), None
     else:
         plan, shard = choose_shard(plan, request.shard)
-    measured = (s for s in plan.steps if not (s.stage is Stage.BENCHMARK and s.chain in setup.unmeasured_chains))
-    plan = replace(plan, steps=tuple(measured))
+    unmeasured = {(Stage.BENCHMARK, chain) for chain in setup.unmeasured_chains}
+    plan = replace(plan, steps=tuple(step for step in plan.steps if (step.stage, step.chain) not in unmeasured))
     if request.folder.last_failed:
         newest = find_newest_run(find_runs_folder())
         failed_chains = find_failed_chains(newest)

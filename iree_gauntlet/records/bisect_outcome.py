@@ -227,16 +227,15 @@ class BisectOutcome:
         if not (self.found and self.found.flags):
             return "the flags that make the difference are not found yet"
         *others, last = self.found.flags
-        result = self.results.get(self.found.label)
-        difference = self._describe_part(result) if result else "the difference"
+        difference = self._describe_part(self.results.get(self.found.label))
         if not others:
             return f"{last} alone makes {difference}"
         suffix = "none of them can be left out" if self.found.is_least else "not all smaller sets could be judged"
         return f"{', '.join(others)} and {last} together make {difference}; {suffix}"
 
-    def _describe_part(self, result: CandidateResult) -> str:
+    def _describe_part(self, result: CandidateResult | None) -> str:
         """Describe which part of the difference between the ends the found flags make."""
-        if not result.third:
+        if result is None or not result.third:
             return "the difference"
         value, good, bad = (
             end.value if end and end.value is not None else math.nan

@@ -393,8 +393,8 @@ def _show_comparison(
         yield from (Heading("Why"), Items(tuple(reasons)))
     verdicts = record.verdicts | record.work_verdicts
     for model, location in record.where.items():
-        verdict = verdicts[model].verdict if model in verdicts else "another verdict"
-        yield Heading(f"Where {model} {'does' if model in record.work_verdicts else 'is'} {verdict}")
+        verb = "does" if model in record.work_verdicts else "is"
+        yield Heading(f"Where {model} {f'{verb} {verdicts[model].verdict}' if model in verdicts else 'differs'}")
         yield from make_dispatch_blocks(location.dispatches)
         yield from make_dispatch_blocks(location.work) if location.work else ()
         yield from make_compile_blocks(location.compile)

@@ -120,9 +120,9 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
     return problems + _list_missing_tuning_specs(), doubtful
 
 
-def _list_variants() -> list[FlagVariant]:
-    """Return the variants of the settings and of the project's suites; unreadable files are reported elsewhere."""
-    variants = [variant for suite in list_project_suites()[0] for variant in suite.variants]
+def _list_variants(suite_variants: Iterable[FlagVariant]) -> list[FlagVariant]:
+    """Return the variants of suites and of the settings; unreadable settings are reported elsewhere."""
+    variants = [*suite_variants]
     with suppress(SpecError):
         variants += read_configuration(find_project_folder(), os.environ).variants
     return variants
@@ -130,7 +130,7 @@ def _list_variants() -> list[FlagVariant]:
 
 def _list_missing_tuning_specs() -> list[Problem]:
     problems: list[Problem] = []
-    for variant in _list_variants():
+    for variant in _list_variants(entry for suite in list_project_suites()[0] for entry in suite.variants):
         path = Path(get_url_path(variant.tuning_spec) or variant.origin)
         if not path.is_file():
             problem = Problem(variant.origin, 0, f"variants.{variant.name}.tuning_spec", *describe_missing_file(path))
@@ -146,8 +146,9 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
     families: dict[str, set[str]] = {}
     for case in cases:
         families.setdefault(case.origin.file, set()).add(case.target.family)
-    skus = (sku, *(suite.target.sku for suite in list_project_suites()[0]))
-    variants = {variant.name for variant in _list_variants()}
+    suites = list_project_suites()[0]
+    skus = (sku, *(suite.target.sku for suite in suites))
+    variants = {entry.name for entry in _list_variants(entry for suite in suites for entry in suite.variants)}
     documents = [(spec, spec.document) for spec in specs if isinstance(spec.document, Benchmark)]
     times = {spec.name: {*document.golden_time, *document.golden_time_ms} for spec, document in documents}
     known_skus = {*skus, *(key for keys in times.values() for key in keys)} - {""}

@@ -34,7 +34,7 @@ from tests.support.processes import wait_until
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from iree_gauntlet.toolchains.candidates import Candidate
@@ -303,14 +303,6 @@ compiler_flags = ["--iree-opt-const-eval=true"]
 compiler_flags = ["--iree-opt-const-eval=true", "--iree-opt-level=O3"]
 targets = ["rocm"]
 """
-
-
-@pytest.fixture(scope="module")
-def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The project of all tests, so that each module is compiled once."""
-    project = Project(tmp_path_factory.mktemp("flags") / "project", cache="flags")
-    yield project
-    project.close()
 
 
 @pytest.fixture

@@ -50,10 +50,14 @@ def test_statistics_are_read_by_their_paths(tmp_path: Path) -> None:
     }
 
 
+def test_no_figure_of_the_compiler_is_measured_in_rounds() -> None:
+    assert [figure for figure in _COMPILER_FIGURES if figure.is_compared_in_rounds or not figure.is_exact] == []
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     # Each test compiles in its own folder, because a module's bytes depend on the path of its program.
-    project = Project(tmp_path, cache="memory")
+    project = Project(tmp_path, cache="flags")
     (project.regressions / "matmuls.mlir").write_text(_MATMULS)
     project.regression("matmuls", inputs=[{"value": "96x96xf32"}] * 2, outputs=[])
     project.benchmark("matmuls", inputs=["96x96xf32", "96x96xf32"])
@@ -106,6 +110,10 @@ def test_memory_is_a_metric_of_bisect_and_a_change_of_a_matrix(project: Project)
                             "transient-memory", *words, "b")  # fmt: skip
     assert done.code == 0, done.text
     assert "--iree-opt-data-tiling=true alone makes the difference" in done.out
+    counted = project.gauntlet("bisect", "--flags", f"{_TILING} --iree-opt-strip-assertions=true", "--metric",
+                               "executables", *words, "e")  # fmt: skip
+    assert counted.code == 0, counted.text
+    assert "--iree-opt-data-tiling=true alone makes the difference · exact" in counted.out
     matrix = project.gauntlet("matrix", "--variant", _TILING, "--stages", "compstat", *words, "m")
     assert matrix.code == 0, matrix.text
     assert "Transient memory, bytes" in matrix.out

@@ -82,7 +82,6 @@ def _run_torch_model(name: str, folder: Path) -> ModelRun:
     return _run(name, folder, ("torch_models",), "dtln/*", more='markers = "cpu and not epyc-2c"\n')
 
 
-@pytest.mark.stress
 def test_a_torch_model_passes(cold: ModelRun, tmp_path: Path) -> None:
     assert cold.code == 0
     run = _run_torch_model("torch", tmp_path)

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.toy_project import FLAGS, Project
 from tests.support.tuning_specs import MATMULS, write_cpu_spec, write_gfx942_spec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.iree
 
 _STEP = "toy/abs@cpu:compstat"
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _NO_MATCH = "tuning spec matches no dispatch"
-
-
-@pytest.fixture(scope="module")
-def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The project of all tests, so that each module is compiled once."""
-    project = Project(tmp_path_factory.mktemp("tuned"), cache="flags")
-    yield project
-    project.close()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.iree
@@ -31,17 +30,6 @@ remove_compiler_flags = ["--iree-llvmcpu-target-cpu"]
 compiler_flags = ["--iree-opt-level=O3"]
 targets = ["rocm"]
 """
-
-
-@pytest.fixture(scope="module")
-def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The project of all tests, so that each module is compiled once.
-
-    It is compiled in the project's own folder, because a module's bytes depend on the path of its program.
-    """
-    project = Project(tmp_path_factory.mktemp("varied"), cache="flags")
-    yield project
-    project.close()
 
 
 @pytest.fixture
@@ -184,6 +172,7 @@ def test_a_matrix_does_not_measure_the_same_modules_again(project: Project) -> N
     assert done.code == 0, done.text
     assert "Matrix of one IREE with 2 variants" in done.out
     assert "3 of 3 runs as expected" in done.out
+    assert "reports in m/compiles-" not in done.text
     folder = project.folder / "m"
     labels = ("installed", "installed+unchanged", "installed+without-cpu")
     measured = [(folder / label / "steps" / "toy" / "abs.cpu" / "benchmark").exists() for label in labels]

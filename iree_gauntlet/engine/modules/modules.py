@@ -243,8 +243,8 @@ class ModuleMaker:
         prefix = step.stage.row.prefix
         error_line = next((line for line in lines if prefix and line.startswith(prefix)), "")
         last_line = next((line for line in reversed(lines) if line.strip()), "")
-        found_error = find_tuning_spec_error(lines) or find_first_error(lines)
-        reason = shorten(error_line.removeprefix(prefix)) or found_error or shorten(last_line)
+        first_error = find_tuning_spec_error(lines) or find_first_error(lines)
+        reason = shorten(error_line.removeprefix(prefix)) or first_error or shorten(last_line)
         result = judge_process(step, outcome, lines, tool=step.stage.row.maker, reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
