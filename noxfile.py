@@ -189,7 +189,7 @@ def lint(session: nox.Session) -> None:
 def _install_test_tools(session: nox.Session, *extras: str) -> None:
     # The tests start hundreds of programs: without cached bytecode, each program would compile all modules again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    extra_list = ",".join(("cluster", "iree", "record", *extras))
+    extra_list = ",".join(("cluster", "code", "iree", "record", *extras))
     session.install("-e", f".[{extra_list}]", "pip", *nox.project.dependency_groups(_load_project(), "test"))
 
 

@@ -246,40 +246,55 @@ def _format_megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f}"
 
 
-def _make_memory_row(kind: str, compiler_path: str, position: int) -> FigureRow:
-    """Make the row of a kind of memory that the compiler plans for a module, in bytes."""
-    key, title = f"{kind}_bytes", f"{kind} memory"
+def _make_module_row(
+    key: str, title: str, unit: str, noun: str, golden: str, position: int, missing: str, compiler_path: str = ""
+) -> FigureRow:
+    """Make the row of a figure that is read from a module or from the statistics of its compile."""
     return FigureRow(
         key,
         title,
-        "bytes",
+        unit,
         format_count,
         Stage.COMPILE,
         key,
         Combination.MAIN,
-        noun=f"bytes of {title}",
+        noun=noun,
         judged_noun=title,
         optional=True,
         key_in_summary=key,
         golden=GoldenField(
-            f"{title} bytes",
+            noun if unit != "bytes" else f"{title} bytes",
             GoldenRule.EQUAL,
             Stage.COMPSTAT,
-            f"golden_{kind}_memory",
+            golden,
             baseline=1.0,
             is_integer=True,
             min_value=0.0,
             needs_golden=True,
         ),
-        limit=f"Maximum bytes of {title}",
+        limit=f"Maximum {noun}",
         matrix=MatrixView(key),
-        matrix_changes=MatrixChanges(title, f"{title.capitalize()}, bytes", position, Margin()),
-        metric=f"{kind}-memory",
-        missing_reason=f"the compiler reports no {title}",
-        change_title=f"bytes of {title}",
-        history=HistoryView(key, "B", position),
+        matrix_changes=MatrixChanges(
+            title, f"{title.capitalize()}{', bytes' if unit == 'bytes' else ''}", position, Margin()
+        ),
+        metric=golden.removeprefix("golden_").replace("_", "-"),
+        missing_reason=missing,
+        compare_title=title,
+        change_title=noun,
+        history=HistoryView(key, "B" if unit == "bytes" else "", position),
         compiler_path=compiler_path,
     )
+
+
+def _make_memory_row(kind: str, compiler_path: str, position: int) -> FigureRow:
+    """Make the row of a kind of memory that the compiler plans for a module, in bytes."""
+    title = f"{kind} memory"
+    missing = f"the compiler reports no {title}"
+    noun, golden = f"bytes of {title}", f"golden_{kind}_memory"
+    return _make_module_row(f"{kind}_bytes", title, "bytes", noun, golden, position, missing, compiler_path)
+
+
+_NO_CODE = "its code has no number of them, or was not read (`gauntlet doctor` lists missing packages)"
 
 
 def _make_count_row(key: str, title: str, compiler_path: str) -> FigureRow:
@@ -516,6 +531,28 @@ class Figure(StrEnum):
     TRANSIENT_MEMORY = _make_memory_row("transient", "execution/transient-memory-size", 10)
     CONSTANT_MEMORY = _make_memory_row("constant", "global/constant-size", 11)
     VARIABLE_MEMORY = _make_memory_row("variable", "global/variable-size", 12)
+    CODE_SIZE = _make_module_row(
+        "code_bytes", "code size", "bytes", "bytes of code", "golden_code_size", 13, f"bytes of code: {_NO_CODE}"
+    )
+    SPILLS = _make_module_row("spill_count", "spills", "spills", "spills", "golden_spills", 14, f"spills: {_NO_CODE}")
+    REGISTERS = _make_module_row(
+        "register_count",
+        "registers",
+        "registers",
+        "registers of one dispatch",
+        "golden_registers",
+        15,
+        f"registers: {_NO_CODE}",
+    )
+    SHARED_MEMORY = _make_module_row(
+        "shared_bytes",
+        "shared memory",
+        "bytes",
+        "bytes of shared memory of one dispatch",
+        "golden_shared_memory",
+        16,
+        f"shared memory: {_NO_CODE}",
+    )
     SUBMISSIONS = _make_count_row("submission_count", "submissions", "execution/submission-count")
     AWAITS = _make_count_row("await_count", "awaits", "synchronization/await-count")
     FILLS = _make_count_row("fill_count", "fills", "execution/fill-count")

@@ -24,7 +24,7 @@ _BYTES_PER_UNIT = {
 _SECONDS_PER_UNIT = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 # Figures with these units have the unit in their titles, so it does not follow the number.
-COUNTED_UNITS = ("dispatches", "instructions")
+COUNTED_UNITS = ("dispatches", "instructions", "registers", "spills")
 # (tone, sign) of each verdict; the sign replaces colours where there are none.
 VERDICT_STYLES: Mapping[str, tuple[str, str]] = {
     "passed": ("good", "✓"),

@@ -259,6 +259,41 @@ class Percentiles(Recorded):
     p99: float
 
 
+# The figures of a dispatch's code, with their names in tables, the most important first.
+CODE_FIGURES = {
+    "vgpr_spills": "VGPR spills",
+    "sgpr_spills": "SGPR spills",
+    "vgprs": "VGPRs",
+    "agprs": "AGPRs",
+    "sgprs": "SGPRs",
+    "shared_bytes": "shared memory",
+    "scratch_bytes": "scratch",
+    "occupancy": "occupancy",
+    "code_bytes": "code bytes",
+    "vector_instructions": "vector",
+    "scalar_instructions": "scalar",
+    "fma_instructions": "FMA",
+    "loads": "loads",
+    "stores": "stores",
+    "stack_accesses": "stack",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchCode(Recorded):
+    """The code of a dispatch for one target, such as `gfx942`, `sm_89`, `spirv` or `x86_64`.
+
+    Attributes:
+        figures: numbers by key of `CODE_FIGURES`; a number that the executable does not tell is missing.
+        code_hash: SHA-256 of the code, without addresses as far as they are known.
+    """
+
+    name: str
+    target: str
+    figures: dict[str, int]
+    code_hash: str
+
+
 @dataclass(frozen=True, slots=True)
 class StepStatistics(Recorded):
     """The statistics of a result that reports use; None for missing ones.
@@ -268,6 +303,8 @@ class StepStatistics(Recorded):
         disturbed: other activity of the machine during time measurements.
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: statistics of a benchmark that repeatedly
             pushes inputs from the host.
+        code: the code of the module's dispatches.
+        code_problems: reasons for unknown code; with neither of both, the module was not read.
     """
 
     counter: str = ""
@@ -279,6 +316,8 @@ class StepStatistics(Recorded):
     total_s: float | None = None
     tokens_per_sec: float | None = None
     latency_ms: Percentiles | None = None
+    code: tuple[DispatchCode, ...] = ()
+    code_problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

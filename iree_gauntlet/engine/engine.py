@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
-from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_compiler_figures
+from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_code, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import MachineShare
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
@@ -402,6 +402,7 @@ class Engine:
         tuned = read_tuned_dispatches(Path(step.find_output("tuning"))) if step.command else None
         statistics: dict[str, Any] = {
             **read_compiler_figures(Path(step.find_input("statistics").path)),
+            **read_code((file.role, file.path) for file in step.inputs),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
         if tuned or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):
@@ -445,7 +446,7 @@ class Engine:
         return [
             check_figure(figure, value, goldens, self.workbench.release, step.idle_goldens)
             for figure, value in values.items()
-            if value is not None
+            if value is not None or figure in metrics
         ]
 
     def _judge(self, step: Step, checks: Sequence[Check]) -> Result:

@@ -495,7 +495,8 @@ class _Planner:
             # The other case of the chain has the goldens.
             return None
         folder = self._paths.module_folder(main)
-        files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
+        names = {"module": "module.vmfb", "statistics": "statistics.json", "code": "code.json"}
+        files = tuple(StepInput(role, f"{folder}/{name}") for role, name in names.items())
         needs = self._list_module_needs([main])
         step = self._make_check(
             case, Stage.COMPSTAT, needs=needs, inputs=files, idle_goldens=case.idle_goldens, notes=case.notes
@@ -634,8 +635,8 @@ def complete_compile(
     flags, notes = translation.flags, translation.notes
     outputs = [("module", f"{step.folder}/module.vmfb")]
     if has_statistics:
-        outputs.append(("statistics", f"{step.folder}/statistics.json"))
-        flags = add_statistics_flags(flags, outputs[-1][1])
+        outputs += [("statistics", f"{step.folder}/statistics.json"), ("code", f"{step.folder}/code.json")]
+        flags = add_statistics_flags(flags, outputs[1][1])
     if module.splat:
         outputs.append(("splat", f"{step.folder}/splat.irpa"))
         splat = translate((f"--iree-parameter-splat={outputs[-1][1]}",), "iree-compile")

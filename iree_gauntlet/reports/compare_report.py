@@ -44,6 +44,7 @@ from iree_gauntlet.formatting import (
     pluralize,
 )
 from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.measuring.code.code_changes import compare_code
 from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.compare_record import SIDE_NAMES, read_comparison
 from iree_gauntlet.records.outcome import list_lock_remarks, read_outcome
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.measuring.code.code_changes import CodeChange
+    from iree_gauntlet.records.chain_figures import MatrixCell
     from iree_gauntlet.records.compare_record import (
         ComparisonRecord,
         CompileChange,
@@ -65,6 +68,9 @@ if TYPE_CHECKING:
     )
     from iree_gauntlet.results import DispatchChange
 
+    # The cells of both sides, and the changes of code, by model.
+    _CellPair = tuple[Mapping[str, MatrixCell], Mapping[str, MatrixCell]]
+    _CodeChanges = Mapping[str, Sequence[CodeChange]]
 
 # The keys are fields of a row; pages draw the interval after the models. Columns without a value are left out.
 _ROW_COLUMNS = {
@@ -98,6 +104,9 @@ _CHANGE_NOTE = (
     "Sizes and counts are exact. ~: one measurement per side, taken when the module was compiled, perhaps beside "
     "other work. Only rounds compare compile times: --metric compile-time."
 )
+_CODE_COLUMNS = (Column("model", ColumnKind.NAME), Column("dispatch", ColumnKind.NAME), Column("A → B"))
+_CODE_NOTE = "Dispatches whose code differs, those that got worse first. Equal code is left out, whatever its name."
+_MAX_CODE_CHANGES = 10
 _LEGEND = (
     "A dot is B against A, its line the interval. The dark band is A against itself, the pale band what counts as "
     "the same (±{1:g} %). Beyond the dotted lines, B is slower or faster (±{0:g} %). Far from 0, the scale is denser."
@@ -264,12 +273,9 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     )
 
 
-def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
+def _list_figure_changes(record: ComparisonRecord, cells: _CellPair) -> list[FigureChange]:
     """List the changes of metrics between the sides' runs, by model; changed verdicts come first."""
-    a, b = (
-        {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
-        for side in record.sides
-    )
+    a, b = cells
     changes: list[FigureChange] = []
     # Rounds of compiles measure the compiler's memory more precisely.
     skipped_figures = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
@@ -312,11 +318,20 @@ def make_comparison_reports(folder: Path) -> Reports:
         GauntletError: the comparison's log or a side's journal cannot be read.
     """
     record = read_comparison(folder)
-    rows, figures = list_rows(record), _list_figure_changes(record)
-    document = _make_comparison_document(record, rows, figures)
+    a, b = (
+        {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
+        for side in record.sides
+    )
+    rows, figures = list_rows(record), _list_figure_changes(record, (a, b))
+    codes = {
+        model: compare_code(cell.figures.code or (), b[model].figures.code or ())
+        for model, cell in a.items()
+        if model in b
+    }
+    document = _make_comparison_document(record, rows, figures, codes)
     files = {
         **make_pages("comparison", lambda: document, folder),
-        "comparison.json": lambda: _format_comparison_json(record, rows, figures),
+        "comparison.json": lambda: _format_comparison_json(record, rows, figures, codes),
         "junit.xml": lambda: _format_comparison_junit(record, rows),
     }
     # An interrupted comparison has no exit code: it counts as an error.
@@ -324,7 +339,9 @@ def make_comparison_reports(folder: Path) -> Reports:
     return Reports(files, lambda _: document, code, document.answer)
 
 
-def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]) -> str:
+def _format_comparison_json(
+    record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange], codes: _CodeChanges
+) -> str:
     """Return the complete comparison as JSON (`docs/how-to/compare.md` has the fields)."""
     opening = record.opening
     document: dict[str, Any] = {
@@ -344,6 +361,7 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "no_effect": record.prepared.no_effect,
         "summary": record.summary.as_dict() if record.summary else {},
         "changes": [asdict(item) for item in figures],
+        "code": {model: [asdict(change) for change in changes] for model, changes in codes.items() if changes},
         "where": {model: item.as_dict() for model, item in record.where.items()},
         "exit_code": record.end.exit_code if record.end else None,
     }
@@ -351,7 +369,7 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
 
 
 def _make_comparison_document(
-    record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]
+    record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange], codes: _CodeChanges
 ) -> Document:
     opening, first = record.opening, record.first
     code = record.end.exit_code if record.end else None
@@ -362,7 +380,7 @@ def _make_comparison_document(
         f"Comparison: {subject}{', '.join(names)}",
         _format_headline(record, rows),
         (),
-        tuple(_show_comparison(record, rows, figures)),
+        (*_show_comparison(record, rows, figures), *make_code_blocks(codes)),
         exit_code=code,
         meaning=meaning if code is ExitCode.FAILED else "",
         provenance=make_provenance(
@@ -577,6 +595,18 @@ def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
         figures = (_format_figure(value, change.unit, exact=in_bytes) for value in (change.a, change.b))
         rows.append((change.name, *figures, None if ratio is None else f"{ratio:.3f}"))
     return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(rows))
+
+
+def make_code_blocks(codes: _CodeChanges) -> tuple[Block, ...]:
+    """Return the dispatches whose code changed, by model, the worst first."""
+    rows: list[tuple[Cell, ...]] = []
+    for model, changes in codes.items():
+        rows += [(model, change.name, change.description) for change in changes[:_MAX_CODE_CHANGES]]
+        if len(changes) > _MAX_CODE_CHANGES:
+            rows.append((model, f"{len(changes) - _MAX_CODE_CHANGES} more", None))
+    if not rows:
+        return ()
+    return Heading("Code of dispatches"), Paragraph((_CODE_NOTE,)), Table(_CODE_COLUMNS, tuple(rows))
 
 
 def _format_profile_line(profiles: DispatchDifference, unit: str) -> str:

@@ -18,6 +18,7 @@ from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.formatting import add_verdict_sign, format_bytes, pluralize
+from iree_gauntlet.measuring.code.module_code import list_missing_packages
 from iree_gauntlet.measuring.instructions.counters import CounterKind, explain_missing_hardware_counter, find_counter
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,
@@ -88,7 +89,13 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
         findings.append(DoctorFinding("iree", "missing", toolchain.message, toolchain.hint))
     else:
         findings += _check_iree(toolchain)
-    findings += [_check_counter(), _check_source_builds(), *_check_packages(), *_check_cache(cache_dir)]
+    findings += [
+        _check_counter(),
+        _check_code_packages(),
+        _check_source_builds(),
+        *_check_packages(),
+        *_check_cache(cache_dir),
+    ]
     return [*findings, *_check_runs(find_runs_folder()), _check_toolchains(find_toolchains_folder())]
 
 
@@ -151,6 +158,16 @@ def _check_counter() -> DoctorFinding:
     text = f"counted by {counter.identity}, of modules for {counter.cpu}"
     text += f"; the CPU's own counter: {explain_missing_hardware_counter()}"
     return DoctorFinding("instructions", "ok", text)
+
+
+def _check_code_packages() -> DoctorFinding:
+    """Check the packages that read the machine code of modules: registers, spills, instructions."""
+    if missing_packages := list_missing_packages():
+        text = (
+            f"{', '.join(missing_packages)} not installed: the code of modules is not read (registers, spills, sizes)"
+        )
+        return DoctorFinding("code", "info", text, "pip install 'iree-gauntlet[code]'")
+    return DoctorFinding("code", "ok", "the code of modules is read by pyelftools, msgpack and capstone")
 
 
 def _check_source_builds() -> DoctorFinding:

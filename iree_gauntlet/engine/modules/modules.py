@@ -22,13 +22,14 @@ from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.plan import FILE_ROLE_PREFIX
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
+from iree_gauntlet.measuring.code.module_code import load_module_code
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
 from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _MAX_DIAGNOSTICS_CHARS = 64 * 1024
 # The importer exits with this code if the input file cannot be used.
 _UNUSABLE_INPUT_EXIT_CODE = 2
+# The roles of files that a successful compile may lack.
+_OPTIONAL_ROLES = ("splat", "code")
 _LOCATED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # These messages mean that the linker failed, or that the machine was short of something for a moment.
 _TRANSIENT = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
@@ -108,7 +111,7 @@ class ModuleMaker:
             force, lookup = self._is_forced(step, key), cache.lookup(key)
             result = None if dumps or force else self._use_entry(step, lookup.entry, "in the cache")
             if result is None and shared_store is not None and not force:
-                roles = [role for role, _ in step.outputs if role != "splat"]
+                roles = [role for role, _ in step.outputs if role not in _OPTIONAL_ROLES]
                 shared_result = shared_store.find(key, cache, step.id, roles, cancel_event)
                 result = self._use_entry(step, shared_result.entry, f"from the shared cache {shared_store.url}")
             is_new = result is None
@@ -176,6 +179,9 @@ class ModuleMaker:
             for role, path in step.outputs:
                 if role in entry.files:
                     self.workbench.modules.materialise(entry, role, Path(path))
+                else:
+                    # It may be left from an earlier module of this step.
+                    Path(path).unlink(missing_ok=True)
         except EntryGoneError:
             # The cache was cleared after the lookup.
             return None
@@ -183,7 +189,7 @@ class ModuleMaker:
         statistics = metadata.statistics
         if compiler_file := dict(step.outputs).get("statistics"):
             # The entry may be older than some of the figures.
-            statistics = statistics | read_compiler_figures(Path(compiler_file))
+            statistics = statistics | read_compiler_figures(Path(compiler_file)) | read_code(step.outputs)
         return Result(Verdict.PASSED, command=command, cache=cache, statistics=statistics, notes=notes)
 
     def _explain_miss(self, step: Step, lookup: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
@@ -198,11 +204,12 @@ class ModuleMaker:
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """Put the outputs of a successful tool run into the cache; return the result of the run."""
-        missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
+        missing = [path for role, path in step.outputs if role not in _OPTIONAL_ROLES and not Path(path).is_file()]
         if missing:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_program_changed(step):
             return _make_change_error(step)
+        code = read_code(step.outputs)
         statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
@@ -220,7 +227,7 @@ class ModuleMaker:
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         note = self._publish(step, files, ingredients, statistics=statistics)
         notes += [note] if note else []
-        return Result(Verdict.PASSED, statistics=statistics, notes=tuple(notes), tail=tuple(outcome.tail))
+        return Result(Verdict.PASSED, statistics=statistics | code, notes=tuple(notes), tail=tuple(outcome.tail))
 
     def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
         """Put files and the tool's output into the cache; return a note, which is empty on success."""
@@ -326,6 +333,16 @@ def read_compiler_figures(path: Path) -> dict[str, float | str | None]:
     """Return the figures in the compiler's statistics by their names in a result; a missing figure is None."""
     values, rows = list_statistics(read_statistics(path)), (figure.row for figure in Figure)
     return {row.statistic: values.get(row.compiler_path) for row in rows if row.compiler_path}
+
+
+def read_code(files: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the statistics of a module's code; empty if the packages to read it are missing.
+
+    `files` are the paths of a compile by role: the module, and the document of its code, which is made if missing.
+    """
+    paths = {role: Path(path) for role, path in files}
+    code = load_module_code(paths["module"], paths["code"]) if "code" in paths else None
+    return code.statistics if code else {}
 
 
 def list_statistics(statistics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

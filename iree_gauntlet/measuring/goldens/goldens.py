@@ -119,9 +119,9 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 
 
 def check_figure(
-    metric: Figure, measured: float, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
+    metric: Figure, measured: float | None, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
 ) -> Check:
-    """Check a dispatch count, a size or an error against the golden of the compiler's release.
+    """Check a count, a size or an error, None if it is unknown, against the golden of the compiler's release.
 
     `release` may also be a compiler's version. Goldens whose release or range covers it precede goldens for every
     release; of several goldens, the strictest counts. Goldens of other metrics are ignored. `idle` are goldens of other
@@ -142,6 +142,8 @@ def check_figure(
         else:
             note = f"no golden {title} in the spec: measured only"
         return _make_unchecked(metric, measured, note, release=current)
+    if measured is None:
+        return _make_unchecked(metric, None, f"{metric.row.missing_reason}: not compared with its golden")
     golden = min(matching, key=lambda candidate: candidate.limit)
     return _check_golden(golden, measured, "", "", current)
 
