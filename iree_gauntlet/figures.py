@@ -43,7 +43,7 @@ class GoldenRule(Enum):
 class Combination(Enum):
     """The way to combine the results of a chain's steps into one figure.
 
-    MAIN: the value that was compared with a golden, otherwise the value of the main module's compile.
+    MAIN: the value that was compared with a golden, otherwise the value of the chain's main step.
     LAST: the value of the last step that has the figure.
     LARGEST, SUM: over all steps; no value if a step failed or lacks the figure.
     WORST: the largest value; NaN is above all others.
@@ -246,16 +246,24 @@ def _format_megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f}"
 
 
-def _make_module_row(
-    key: str, title: str, unit: str, noun: str, golden: str, position: int, missing: str, compiler_path: str = ""
+def _make_exact_row(
+    key: str,
+    title: str,
+    position: int,
+    stage: Stage = Stage.COMPILE,
+    unit: str = "bytes",
+    compiler_path: str = "",
+    column: Column | None = None,
 ) -> FigureRow:
-    """Make the row of a figure that is read from a module or from the statistics of its compile."""
+    """Make the row of memory or code: planned by the compiler, read from a module, or measured in a call."""
+    noun = f"bytes of {title}" if unit == "bytes" else title
+    source = "the compiler" if compiler_path else "the module's code, if it was read," if stage is Stage.COMPILE else ""
     return FigureRow(
         key,
         title,
         unit,
         format_count,
-        Stage.COMPILE,
+        stage,
         key,
         Combination.MAIN,
         noun=noun,
@@ -263,38 +271,28 @@ def _make_module_row(
         optional=True,
         key_in_summary=key,
         golden=GoldenField(
-            noun if unit != "bytes" else f"{title} bytes",
+            f"{title} bytes" if unit == "bytes" else title,
             GoldenRule.EQUAL,
-            Stage.COMPSTAT,
-            golden,
+            Stage.COMPSTAT if stage is Stage.COMPILE else stage,
+            f"golden_{title.replace(' ', '_')}",
             baseline=1.0,
             is_integer=True,
             min_value=0.0,
-            needs_golden=True,
+            needs_golden=column is None,
         ),
         limit=f"Maximum {noun}",
-        matrix=MatrixView(key),
+        column=column,
+        matrix=MatrixView(key, column.title, 3, title=title.capitalize(), unit=unit) if column else MatrixView(key),
         matrix_changes=MatrixChanges(
-            title, f"{title.capitalize()}{', bytes' if unit == 'bytes' else ''}", position, Margin()
+            title, f"{title.capitalize()}, bytes" if unit == "bytes" else title.capitalize(), position, Margin()
         ),
-        metric=golden.removeprefix("golden_").replace("_", "-"),
-        missing_reason=missing,
+        metric=title.replace(" ", "-"),
+        missing_reason=f"{source or "the device's allocator"} reports no {title}",
         compare_title=title,
         change_title=noun,
         history=HistoryView(key, "B" if unit == "bytes" else "", position),
         compiler_path=compiler_path,
     )
-
-
-def _make_memory_row(kind: str, compiler_path: str, position: int) -> FigureRow:
-    """Make the row of a kind of memory that the compiler plans for a module, in bytes."""
-    title = f"{kind} memory"
-    missing = f"the compiler reports no {title}"
-    noun, golden = f"bytes of {title}", f"golden_{kind}_memory"
-    return _make_module_row(f"{kind}_bytes", title, "bytes", noun, golden, position, missing, compiler_path)
-
-
-_NO_CODE = "its code has no number of them, or was not read (`gauntlet doctor` lists missing packages)"
 
 
 def _make_count_row(key: str, title: str, compiler_path: str) -> FigureRow:
@@ -359,7 +357,7 @@ class Figure(StrEnum):
     @property
     def is_counted(self) -> bool:
         """True if the figure needs modules of its own, and can be compared only between counters of the same kind."""
-        return self.row.stage.row.accompanies is not None
+        return self.row.stage is Stage.COUNT
 
     @property
     def is_compared_in_rounds(self) -> bool:
@@ -528,35 +526,43 @@ class Figure(StrEnum):
         history=HistoryView("size_bytes", "B", 6, Effect.SIZE),
     )
     EXECUTABLES = _make_count_row("executable_count", "executables", "executable/executable-count")
-    TRANSIENT_MEMORY = _make_memory_row("transient", "execution/transient-memory-size", 10)
-    CONSTANT_MEMORY = _make_memory_row("constant", "global/constant-size", 11)
-    VARIABLE_MEMORY = _make_memory_row("variable", "global/variable-size", 12)
-    CODE_SIZE = _make_module_row(
-        "code_bytes", "code size", "bytes", "bytes of code", "golden_code_size", 13, f"bytes of code: {_NO_CODE}"
+    TRANSIENT_MEMORY = _make_exact_row(
+        "transient_bytes", "transient memory", 10, compiler_path="execution/transient-memory-size"
     )
-    SPILLS = _make_module_row("spill_count", "spills", "spills", "spills", "golden_spills", 14, f"spills: {_NO_CODE}")
-    REGISTERS = _make_module_row(
-        "register_count",
-        "registers",
-        "registers",
-        "registers of one dispatch",
-        "golden_registers",
-        15,
-        f"registers: {_NO_CODE}",
-    )
-    SHARED_MEMORY = _make_module_row(
-        "shared_bytes",
-        "shared memory",
-        "bytes",
-        "bytes of shared memory of one dispatch",
-        "golden_shared_memory",
-        16,
-        f"shared memory: {_NO_CODE}",
-    )
+    CONSTANT_MEMORY = _make_exact_row("constant_bytes", "constant memory", 11, compiler_path="global/constant-size")
+    VARIABLE_MEMORY = _make_exact_row("variable_bytes", "variable memory", 12, compiler_path="global/variable-size")
+    CODE_SIZE = _make_exact_row("code_bytes", "code size", 13)
+    SPILLS = _make_exact_row("spill_count", "spills", 14, unit="spills")
+    REGISTERS = _make_exact_row("register_count", "registers", 15, unit="registers")
+    SHARED_MEMORY = _make_exact_row("shared_bytes", "shared memory", 16)
     SUBMISSIONS = _make_count_row("submission_count", "submissions", "execution/submission-count")
     AWAITS = _make_count_row("await_count", "awaits", "synchronization/await-count")
     FILLS = _make_count_row("fill_count", "fills", "execution/fill-count")
     COPIES = _make_count_row("copy_count", "copies", "execution/copy-count")
+    PEAK_MEMORY = _make_exact_row(
+        "peak_memory_bytes",
+        "peak memory",
+        17,
+        Stage.MEMORY,
+        column=Column("peak memory", ColumnKind.NUMBER, drop_order=3),
+    )
+    LOADED_MEMORY = _make_exact_row("loaded_memory_bytes", "loaded memory", 18, Stage.MEMORY)
+    HOST_MEMORY = _make_exact_row("host_memory_bytes", "host memory", 19, Stage.MEMORY)
+    # The memory of the process includes its code, its stacks and the pages that the system has read ahead.
+    PROCESS_MEMORY = FigureRow(
+        "process_peak_bytes",
+        "process memory",
+        "bytes",
+        format_bytes,
+        Stage.MEMORY,
+        "process_peak_bytes",
+        Combination.LAST,
+        optional=True,
+        key_in_summary="process_peak_bytes",
+        matrix=MatrixView("process_peak_bytes"),
+        compare_title="process memory",
+        history=HistoryView("process_peak_bytes", "B", 20, Effect.OTHER, noisy=True),
+    )
     ERROR = FigureRow(
         "max_abs_error",
         "max error",

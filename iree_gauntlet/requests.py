@@ -58,6 +58,8 @@ _TIMEOUTS = {
     for stage, row in STAGES.items()
     if row.limits
 }
+# The switches of a run that add a stage.
+_ADDED_STAGES = {"instructions": Stage.COUNT, "memory": Stage.MEMORY}
 # A resumed session keeps these options unless they are given again; its other options cannot change.
 OVERRIDABLE_OPTIONS = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
 _KEPT_EXECUTION = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *OVERRIDABLE_OPTIONS)
@@ -352,7 +354,7 @@ class RunRequest:
     Attributes:
         defaults: the default selection.
         stages: selected stages; empty for the suite's choice.
-        instructions: True if the instructions of a call are counted as well.
+        instructions, memory: True if the instructions of a call are counted, or its peak memory measured, as well.
         chains: selected chains; None means all chains.
         variants: the variants that `selection.variant` names; None to look them up.
     """
@@ -372,6 +374,9 @@ class RunRequest:
     instructions: bool = option(
         False, "Also count the instructions of one call: exact, however busy the machine is (CPU only)."
     )
+    memory: bool = option(
+        False, "Also measure the peak memory of one call: exact for the device, however busy the machine is."
+    )
     explain: bool = option(False, "Explain failures after the run, as `explain` does (except expected ones).")
     chains: frozenset[str] | None = None
     variants: tuple[FlagVariant, ...] | None = None
@@ -389,12 +394,14 @@ class RunRequest:
             defaults=defaults,
             stages=stages or tuple(map(Stage, _parse_values(cls, values).get("stages", ()))),
             instructions=bool(values.get("instructions")),
+            memory=bool(values.get("memory")),
             explain=bool(values.get("explain")),
         )
 
     def choose_stages(self, default_stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Return the selected stages, or `default_stages`, which are the suite's or the toolkit's choice."""
-        return tuple(dict.fromkeys((*(self.stages or default_stages), *((Stage.COUNT,) if self.instructions else ()))))
+        added_stages = (stage for name, stage in _ADDED_STAGES.items() if getattr(self, name))
+        return tuple(dict.fromkeys((*(self.stages or default_stages), *added_stages)))
 
     @property
     def resume_options(self) -> dict[str, Any]:
@@ -402,7 +409,8 @@ class RunRequest:
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
         options = self.execution_options
         execution = {name: options[name] for name in _KEPT_EXECUTION}
-        return asdict(self.selection) | toolchain | asdict(self.shard) | execution | {"instructions": self.instructions}
+        switches = {name: getattr(self, name) for name in _ADDED_STAGES}
+        return asdict(self.selection) | toolchain | asdict(self.shard) | execution | switches
 
     @property
     def execution_options(self) -> dict[str, Any]:
@@ -422,7 +430,8 @@ class RunRequest:
         resumed_parts = {
             name: parse_request(type(part), _collect_options(part) | values) for name, part in parts.items()
         }
-        return replace(self, instructions=self.instructions or bool(values.get("instructions")), **resumed_parts)
+        switches: Any = {name: getattr(self, name) or bool(values.get(name)) for name in _ADDED_STAGES}
+        return replace(self, **switches, **resumed_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,8 +473,8 @@ class BisectRequest:
     bad: str = option("", "The bad IREE; it may be older than the good one.")
     metric: str = option(
         "",
-        "What to look at: time, compile-time, instructions, instructions-outside, size, dispatches, error, compiles or "
-        "runs.",
+        "What to look at: time, compile-time, instructions, instructions-outside, peak-memory, size, dispatches, "
+        "error, compiles or runs.",
     )
     bundle: str = option(
         "", "Instead of a metric and a model: a bundle written by `explain` (the archive or its folder)."

@@ -38,6 +38,7 @@ class Stage(StrEnum):
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
     COUNT = "count"
+    MEMORY = "memory"
     BENCHMARK = "benchmark"
 
     @property
@@ -55,7 +56,7 @@ class StageRow:
         kinds: kinds of cases that it is planned for, by default all.
         failures: possible failures of IREE; if empty, a failure of the step is not the tested program's fault.
         checks: the kind of case whose verdict the stage gives; None for preparations and additional measurements.
-        accompanies: the stage that this stage accompanies with modules of its own; skipping that stage skips both.
+        accompanies: the stage that this stage accompanies on request; skipping that stage skips both.
         kinds_only_compiled: kinds of cases that are compiled if the stage is selected, although not planned for them.
         timeout: default limit of a step in seconds.
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
@@ -194,6 +195,16 @@ STAGES = {
         maker="counting instructions",
         prefix="count_call: ",
         waits_for_benchmarks=False,
+        shade=5,
+    ),
+    Stage.MEMORY: StageRow(
+        (Stage.PARAMETERS, Stage.COMPILE),
+        (Kind.BENCHMARK,),
+        (*_NO_RUN, *_NO_GOLDEN),
+        accompanies=Stage.BENCHMARK,
+        timeout=900.0,
+        limits="Seconds to measure memory",
+        uncached=_EVERY_TIME,
         shade=5,
     ),
     Stage.BENCHMARK: StageRow(

@@ -40,9 +40,14 @@ CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
 _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
 # A count drops these flags of the benchmark. Another device's workers would be counted while they spin. With a batch
 # size N, each invocation is reported as N calls, whatever it really does.
-_COUNT_OVERRIDES = ("--benchmark_", "--batch_", "--device=", "--module_mode")
+_TIMING_FLAGS, _DEVICE_FLAG, _LOCAL_SYNC = ("--benchmark_", "--batch_"), "--device=", f"--device={LOCAL_SYNC.name}"
+_COUNT_OVERRIDES = (*_TIMING_FLAGS, _DEVICE_FLAG, "--module_mode")
+# The end of a benchmark's command that makes one call and prints the memory of the device's heaps; and the flag that,
+# after these, makes no call, so that the memory is that of loading.
+_ONE_CALL = ("--benchmark_format=json", "--benchmark_repetitions=1", "--benchmark_min_time=1x", "--print_statistics")
+LOADING_FLAG = "--benchmark_list_tests=true"
 # A memory-mapped module takes no heap, so its size does not change the counts.
-_COUNT_FLAGS = (f"--device={LOCAL_SYNC.name}", "--module_mode=mmap")
+_COUNT_FLAGS = (_LOCAL_SYNC, "--module_mode=mmap")
 
 
 def locate_step_folder(run_dir: Path, chain: str, stage: Stage, role: str = MAIN) -> str:
@@ -235,6 +240,18 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
 def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     """Return a benchmark's command for a count, which runs on one thread; the counter sets the number of calls."""
     return (benchmark[0], *_COUNT_FLAGS, *(flag for flag in benchmark[1:] if not flag.startswith(_COUNT_OVERRIDES)))
+
+
+def make_memory_argv(benchmark: Sequence[str], *, on_cpu: bool) -> tuple[str, ...]:
+    """Return a benchmark's command that makes one call and prints the memory of the device's heaps.
+
+    On a CPU, the call is made on local-sync: the statistics of local-task leave out the buffers that a call allocates
+    (observed with 3.13; 3.9 has them).
+    """
+    words = [flag for flag in benchmark if not flag.startswith(_TIMING_FLAGS)]
+    if on_cpu:
+        words = [_LOCAL_SYNC if flag.startswith(_DEVICE_FLAG) else flag for flag in words]
+    return (*words, *_ONE_CALL)
 
 
 def strip_file_path(word: str) -> str:

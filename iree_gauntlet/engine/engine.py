@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
+from iree_gauntlet.engine.commands import LOADING_FLAG
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_code, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
@@ -31,6 +32,7 @@ from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings, read_free_memory
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
+from iree_gauntlet.measuring.profiles.memory_profile import DEVICE_HEAP, HOST_HEAP, read_heap_peaks
 from iree_gauntlet.measuring.profiles.tuned_dispatches import read_tuned_dispatches
 from iree_gauntlet.results import CacheUse, Check, FetchedFile, Result, find_unapplied_goldens, shorten
 from iree_gauntlet.stages import FailureKind, Stage
@@ -42,9 +44,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Golden
     from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import Journal
+    from iree_gauntlet.results import Samples
     from iree_gauntlet.steps import Step
 
 
@@ -52,6 +56,8 @@ _MEMORY_POLL_SECONDS = 0.05
 _MEMORY_RESERVE_BYTES = 2 << 30
 _MEMORY_FACTOR = 8
 _MODULE = "module"
+# The prefix of the logs of a process that only loads.
+_LOADING = "loading_"
 # The parts of a module with this prefix hold weights.
 _CONSTANTS_PREFIX = "_const"
 
@@ -137,6 +143,7 @@ class Engine:
             Stage.FETCH: self._fetch,
             **{stage: self._maker.make for stage in Stage if stage.row.maker},
             Stage.COUNT: self._count,
+            Stage.MEMORY: self._measure_memory,
             Stage.THRESHOLD: self._check_numbers,
             Stage.COMPSTAT: self._check_compile_statistics,
             Stage.BENCHMARK: self._benchmark,
@@ -357,14 +364,9 @@ class Engine:
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         outcome = processes.run(step)
         state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
-        if outcome.exit_code != 0:
-            result = judge_process(step, outcome, processes.error_lines(step), tool=BENCHMARK_MODULE)
-            return processes.complete(step, outcome, result)
-        try:
-            samples = parse_benchmark_rows(processes.stdout(step))[0]
-        except GauntletError as error:
-            error_result = Result(Verdict.ERROR, shorten(error.message), tail=tuple(outcome.tail), notes=(error.hint,))
-            return processes.complete(step, outcome, error_result)
+        samples = self._read_samples(step, outcome)
+        if isinstance(samples, Result):
+            return samples
         check = check_time(samples, step.goldens, step.golden_keys, step.sku)
         result = replace(
             self._judge(step, [check]),
@@ -376,6 +378,17 @@ class Engine:
         # A step that is expected to fail needs no proof of the failure.
         if check.passed is False and confirm is not None and FailureKind.MISSES_A_GOLDEN not in step.expect_kinds:
             result = self._confirm(step, check, result, confirm)
+        return processes.complete(step, outcome, result)
+
+    def _read_samples(self, step: Step, outcome: Outcome) -> Samples | Result:
+        """Return the times of a benchmark's process; the step's result if the process failed or made no call."""
+        processes = self.session.processes
+        try:
+            if outcome.exit_code == 0:
+                return parse_benchmark_rows(processes.stdout(step))[0]
+            result = judge_process(step, outcome, processes.error_lines(step), tool=BENCHMARK_MODULE)
+        except GauntletError as error:
+            result = Result(Verdict.ERROR, shorten(error.message), tail=tuple(outcome.tail), notes=(error.hint,))
         return processes.complete(step, outcome, result)
 
     def _confirm(self, step: Step, breach: Check, result: Result, rules: ConfirmRules) -> Result:
@@ -435,6 +448,34 @@ class Engine:
             note = f"its golden is valgrind's usual count, but this one is by {counter_text}: measured only"
             checks = [replace(check, note=note) for check in checks]
         return _adopt(result, self._judge(step, checks))
+
+    def _measure_memory(self, step: Step) -> Result:
+        """Make one call, and load the modules without a call; compare the memory with its goldens.
+
+        The result lacks a figure that the tool does not report, which is an error if there is a golden for the figure.
+        """
+        processes, command = self.session.processes, step.required_command
+        require_whole_files(command)
+        outcome = processes.run(step)
+        samples = self._read_samples(step, outcome)
+        if isinstance(samples, Result):
+            return samples
+        statistics = {Figure.PROCESS_MEMORY.value: outcome.peak_rss_bytes}
+        reason = ""
+        try:
+            peaks = read_heap_peaks(processes.error_lines(step), is_call=True)
+            statistics |= {Figure.PEAK_MEMORY.value: peaks[DEVICE_HEAP], Figure.HOST_MEMORY.value: peaks[HOST_HEAP]}
+            loading = processes.run(step, replace(command, argv=(*command.argv, LOADING_FLAG)), _LOADING)
+            loaded_peaks = read_heap_peaks(processes.error_lines(step, _LOADING) if loading.exit_code == 0 else ())
+            statistics[Figure.LOADED_MEMORY.value] = loaded_peaks[DEVICE_HEAP]
+        except GauntletError as error:
+            reason = f"not all memory is known: {error.message}"
+        result = Result(Verdict.PASSED, statistics=statistics, notes=(*step.notes, *filter(None, (reason,))))
+        if any(golden.metric not in statistics for golden in step.goldens):
+            result = replace(result, verdict=Verdict.ERROR, reason=shorten(reason), notes=step.notes)
+        else:
+            result = _adopt(result, self._judge(step, self._check_metrics(step, result, step.goldens)))
+        return processes.complete(step, outcome, result)
 
     def _check_metrics(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
         """Compare a step's metrics with the goldens."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
@@ -26,6 +26,7 @@ from iree_gauntlet.engine.commands import (
     make_counted_argv,
     make_counted_flags,
     make_import_argv,
+    make_memory_argv,
     make_parameters_argv,
     make_parameters_role,
     make_threshold_argv,
@@ -193,12 +194,12 @@ def _makes_modules(case: Case) -> bool:
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.pipeline_modules))
 
 
-def _explain_no_count(case: Case) -> str:
-    """Return why the instructions of a case are not counted; empty if they are."""
-    if not case.target.kind.is_cpu:
+def _explain_no_call(case: Case, stage: Stage) -> str:
+    """Return why a stage that accompanies the benchmark makes no call of a case; empty if it makes one."""
+    if stage is Stage.COUNT and not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, but {case.target.name} is not one"
     crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.accompanies)
+    expectations = (entry for entry in case.expectations if entry.stage is stage.row.accompanies)
     expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
     return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
 
@@ -242,11 +243,12 @@ class _Planner:
         self._problem_of_flag = cache(make_flag_problem)
         self._paths = StepPaths(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
         self._counted_paths = replace(self._paths, for_count=True)
-        planners = {
+        planners: dict[Stage, Callable[[Case], Step | None]] = {
             Stage.REFERENCE: self._plan_reference,
             Stage.THRESHOLD: self._plan_threshold,
             Stage.COMPSTAT: self._plan_compile_statistics,
             Stage.COUNT: self._plan_count,
+            Stage.MEMORY: partial(self._plan_benchmark, stage=Stage.MEMORY),
             Stage.BENCHMARK: self._plan_benchmark,
         }
         self._planners = [({*stage.row.kinds}, plan) for stage, plan in planners.items() if stage in self._stages]
@@ -311,10 +313,9 @@ class _Planner:
     def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
         """Return a step that checks the whole case; `flag_errors`, if any, block it."""
         judged_stage = stage.row.accompanies or stage
-        skip = case.skip_reason or dict(case.skips).get(judged_stage, "")
-        return self._make_step(
-            case, stage, blocked=case.find_blocking_reason(judged_stage) or flag_errors, skip=skip, **fields
-        )
+        skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or _explain_no_call(case, stage)
+        blocked = case.find_blocking_reason(judged_stage) or flag_errors
+        return self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -498,18 +499,15 @@ class _Planner:
         names = {"module": "module.vmfb", "statistics": "statistics.json", "code": "code.json"}
         files = tuple(StepInput(role, f"{folder}/{name}") for role, name in names.items())
         needs = self._list_module_needs([main])
-        step = self._make_check(
-            case, Stage.COMPSTAT, needs=needs, inputs=files, idle_goldens=case.idle_goldens, notes=case.notes
-        )
+        step = self._make_check(case, Stage.COMPSTAT, needs=needs, inputs=files, notes=case.notes)
         return _complete_tuning(step, self._steps[needs[0]], self._context) if needs and main.is_tuned else step
 
     def _plan_count(self, case: Case) -> Step:
         """Plan the compile of a benchmark's modules for the counter, and the count."""
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
-        step = self._make_check(case, Stage.COUNT, flag_errors, idle_goldens=case.idle_goldens, notes=notes)
-        skip = step.skip or _explain_no_count(case)
+        step = self._make_check(case, Stage.COUNT, flag_errors, notes=notes)
         needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
-        if not skip:
+        if not step.skip:
             needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
         argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted_paths)
         archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
@@ -517,7 +515,7 @@ class _Planner:
         files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
         files += [_make_input("input", tensor.url, self._context) for tensor in case.inputs if tensor.url]
         command = Command(argv, case.working_directory or step.folder)
-        step = replace(step, needs=tuple(needs), skip=skip)
+        step = replace(step, needs=tuple(needs))
         return _complete_count(step, command, [*map(self._counted_paths.module, case.modules)], files, self._context)
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
@@ -536,17 +534,20 @@ class _Planner:
             self._plan_compile(owner, replace(module, role=role, flags=flags), needs, imported_program)
         yield make_step_id(owner.chain, Stage.COMPILE, role)
 
-    def _plan_benchmark(self, case: Case) -> Step:
+    def _plan_benchmark(self, case: Case, stage: Stage = Stage.BENCHMARK) -> Step:
+        """Plan a benchmark, or one call of it whose memory is measured."""
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
         argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
+        if stage is Stage.MEMORY:
+            argv = make_memory_argv(argv, on_cpu=case.target.kind.is_cpu)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         module_needs = (*self._list_module_needs(case.modules), *self._list_parameter_needs(case))
         return self._make_check(
             case,
-            Stage.BENCHMARK,
+            stage,
             flag_errors,
             needs=(*module_needs, *self._fetch_needs([*chains, case.chain])),
-            command=Command(argv, case.working_directory or self._locate(case, Stage.BENCHMARK)),
+            command=Command(argv, case.working_directory or self._locate(case, stage)),
             inputs=self._list_run_inputs(case),
             golden_keys=case.golden_keys,
             notes=notes,

@@ -394,7 +394,7 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
         if machines is not None:
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
         find_counter(request.execution.counter, request.execution.count_cpu)
-        return replace(setup, stages=(stage,))
+        return replace(setup, stages=(stage, *request.choose_stages(())))
     stages = setup.stages
     if options.metric == "time":
         if not options.no_work and machines is None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 # The options of a run that the record keeps; `--iree` is kept per run.
-_COUNTING = ("instructions", "counter", "count_cpu")
+_COUNTING = ("instructions", "memory", "counter", "count_cpu")
 _RUN_OPTIONS = (
     *SelectionRequest.__dataclass_fields__,
     "iree_compiler",

@@ -107,7 +107,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     codes = [step.typed_statistics for step in compiles if not step.role]
     timed_steps = [step for step in chain.steps if step.samples is not None]
     count_records = [
-        step.typed_statistics for step in chain.steps if step.stage.row.accompanies and step.typed_statistics.counter
+        step.typed_statistics for step in chain.steps if step.is_for_count and step.typed_statistics.counter
     ]
     # For each figure, a failed check has precedence over a passed one, and this over a check that was not made.
     ranked_checks = sorted(

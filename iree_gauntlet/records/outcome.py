@@ -103,7 +103,7 @@ class StepOutcome(Result):
     @property
     def is_for_count(self) -> bool:
         """True if the step counts instructions, or compiles the separate module for counting."""
-        return self.stage.row.accompanies is not None or self.role.rpartition(".")[2] == COUNTED
+        return self.stage is Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def unapplied_goldens(self) -> tuple[Golden, ...]:

@@ -58,7 +58,7 @@ _BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` wrote: the arch
 
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGE_OPTIONS = (*list_options(RunRequest, "stages", "instructions"), *COUNTING)
+_STAGE_OPTIONS = (*list_options(RunRequest, "stages", "instructions", "memory"), *COUNTING)
 _EXPLAIN_OPTIONS = list_options(RunRequest, "explain")
 
 
@@ -195,6 +195,7 @@ def _list_running_options(*names: str, **help_by_name: str) -> tuple[Option, ...
             *CACHE,
             *_TOOL_OPTIONS,
             *_list_running_options("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+            *list_options(RunRequest, "memory"),
             *COUNTING,
         ),
         Defaults(),
@@ -242,8 +243,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
                 "continues.",
                 run_dir="Folder of this matrix (default: runs/<time>-matrix).",
             ),
-            *list_options(RunRequest, "stages", "instructions"),
-            *COUNTING,
+            *_STAGE_OPTIONS,
         ),
         _DEFAULTS,
     ),

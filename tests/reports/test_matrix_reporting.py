@@ -90,16 +90,16 @@ def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
     rows = {row.chain: row for row in matrix.rows}
     l3 = rows["m/l3@cpu"].cells
     assert make_figure_cells(l3["3.5.0"], None) == (
-        *("5.00", "200", "12.00 ± 0.12", None, "97", None, "68.0 MB", "1e-06 #1"),
+        *("5.00", "200", "12.00 ± 0.12", None, "97", None, "68.0 MB", None, "1e-06 #1"),
     )
     assert make_figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
-        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", None, "55 ×0.57↓", None, "68.0 MB", "1e-06 #1"),
+        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", None, "55 ×0.57↓", None, "68.0 MB", None, "1e-06 #1"),
     )
     cls = rows["m/cls@cpu"].cells
-    assert make_figure_cells(cls["3.12.0"], cls["3.5.0"])[6:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
+    assert make_figure_cells(cls["3.12.0"], cls["3.5.0"])[6:] == ("833.7 kB ×1.15↑", None, "0.0001 #1↑")
     # Nothing to hold it against: it does not compile with the base.
     rec = rows["m/rec@cpu"].cells
-    assert make_figure_cells(rec["3.5.0"], None) == (None,) * 8
+    assert make_figure_cells(rec["3.5.0"], None) == (None,) * 9
     assert make_figure_cells(rec["3.9.0"], rec["3.5.0"])[2] == "97.00 ± 0.97"
 
 
@@ -357,7 +357,7 @@ def test_nan_is_the_worst_error(tmp_path: Path) -> None:
         "reason": "NaN",
     }
     matrix = read_matrix_outcome(write_record(tmp_path, {"a": make_release_run("a", x=odd)}))
-    assert make_figure_cells(matrix.rows[0].cells["a"], None)[7] == "nan #1"
+    assert make_figure_cells(matrix.rows[0].cells["a"], None)[8] == "nan #1"
     assert json.loads(format_matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
     assert "nan" in format_matrix_csv(matrix)
 
@@ -505,7 +505,7 @@ _CELLS = st.builds(
 @given(_CELLS, _CELLS)
 def test_any_figures_can_be_written(cell: MatrixCell, base: MatrixCell) -> None:
     written = make_figure_cells(cell, base)
-    assert len(written) == 8
+    assert len(written) == 9
     assert "" not in written
     # Held against itself, nothing has changed.
     assert not any("↑" in text or "↓" in text for text in make_figure_cells(cell, cell) if text)

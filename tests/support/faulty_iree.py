@@ -132,7 +132,9 @@ class SyntheticBuild:
     """
 
     def __init__(self, root: Path, factor: float = 1.0, **before: str) -> None:
-        script = _BENCHMARK_SCRIPT.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_TIME_COUNT))
+        text = _BENCHMARK_SCRIPT.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_TIME_COUNT))
+        # Memory is that of the real tool.
+        script = f'case "$*" in *--print_statistics*) ;; *)\n{text} ;; esac'
         self.iree = write_build_tree(root, iree_benchmark_module=script, **before)
         self._folder = root / "synthetic"
         self._folder.mkdir()

@@ -1,8 +1,13 @@
-"""A program's memory, phase by phase: the plan for the process that measures the memory, and that process's result."""
+"""The memory of a program: of a device's heaps, as IREE's tools print them, and of the process, phase by phase.
+
+`read_heap_peaks` reads what `--print_statistics` prints. The rest is the plan for the process that measures the memory
+phase by phase, and that process's result.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +17,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 
@@ -26,6 +31,38 @@ MEMORY_WORKER = "measure_memory.py"
 _CALL_COUNT = 10
 # The interval at which memory is sampled.
 _INTERVAL_MS = 2.0
+# `iree_hal_allocator_statistics_fprint` (runtime/src/iree/hal/allocator.c) prints a line for each heap, in bytes.
+_HEAPS_TITLE = "[[ iree_hal_allocator_t memory statistics ]]"
+DEVICE_HEAP, HOST_HEAP = "DEVICE_LOCAL", "HOST_LOCAL"
+_HEAP_LINE = re.compile(r"^\s*(HOST_LOCAL|DEVICE_LOCAL):\s*(.*?) peak\b", re.MULTILINE)
+_HEAP_BYTES = re.compile(r"([0-9]+)B")
+
+
+def read_heap_peaks(lines: Iterable[str], *, is_call: bool = False) -> dict[str, int]:
+    """Read the largest total allocation of each heap in bytes; the peaks of several devices are added.
+
+    Args:
+        lines: the standard error of a tool with `--print_statistics`; each device has a block of its own.
+        is_call: True if the process has made a call, which allocates something.
+
+    Raises:
+        GauntletError: there is no block, or a block with other words or units, or a call has allocated nothing.
+    """
+    peaks = dict.fromkeys((DEVICE_HEAP, HOST_HEAP), 0)
+    blocks = "\n".join(lines).split(_HEAPS_TITLE)[1:]
+    if not blocks:
+        raise GauntletError("the tool printed no memory statistics; a runtime may be built without them", "")
+    for block in blocks:
+        texts = dict(_HEAP_LINE.findall(block))
+        for heap in peaks:
+            size = _HEAP_BYTES.fullmatch(texts.get(heap, ""))
+            if size is None:
+                text = f"{texts[heap]!r} for {heap}" if heap in texts else f"no {heap}"
+                raise GauntletError(f"the tool's memory statistics have {text}: expected a peak in bytes", "")
+            peaks[heap] += int(size[1])
+    if is_call and not any(peaks.values()):
+        raise GauntletError("the device's allocator counted no bytes: its driver may keep no statistics", "")
+    return peaks
 
 
 @dataclass(frozen=True, slots=True)
