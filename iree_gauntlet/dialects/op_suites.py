@@ -69,7 +69,7 @@ _EXAMPLE = """{
   "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
-_RUN_STAGES = tuple(stage for stage in Stage if stage.row.runs_modules)
+_RUN_STAGES = tuple(stage for stage in Stage if stage.row.runs_modules and not stage.row.accompanies)
 # The stages that each list's entries skip; and the stages at which each list's entries are expected to fail, with the
 # kinds of failure.
 _SKIP_LISTS: dict[str, tuple[Stage, ...]] = {

@@ -101,8 +101,8 @@ _CHANGE_COLUMNS = (
     *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement per side, taken when the module was compiled, perhaps beside "
-    "other work. Only rounds compare compile times: --metric compile-time."
+    "Sizes and counts are exact. ~: one measurement per side, perhaps beside other work; of a compile, taken when the "
+    "module was compiled. Only rounds compare compile times: --metric compile-time."
 )
 _CODE_COLUMNS = (Column("model", ColumnKind.NAME), Column("dispatch", ColumnKind.NAME), Column("A → B"))
 _CODE_NOTE = "Dispatches whose code differs, those that got worse first. Equal code is left out, whatever its name."
