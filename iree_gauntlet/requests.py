@@ -430,8 +430,8 @@ class RunRequest:
         resumed_parts = {
             name: parse_request(type(part), _collect_options(part) | values) for name, part in parts.items()
         }
-        switches: Any = {name: getattr(self, name) or bool(values.get(name)) for name in _ADDED_STAGES}
-        return replace(self, **switches, **resumed_parts)
+        resumed_parts |= {name: getattr(self, name) or bool(values.get(name)) for name in _ADDED_STAGES}
+        return replace(self, **resumed_parts)
 
 
 @dataclass(frozen=True, slots=True)

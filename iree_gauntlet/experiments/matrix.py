@@ -40,12 +40,11 @@ if TYPE_CHECKING:
 
 
 # The options of a run that the record keeps; `--iree` is kept per run.
-_COUNTING = ("instructions", "memory", "counter", "count_cpu")
 _RUN_OPTIONS = (
     *SelectionRequest.__dataclass_fields__,
     "iree_compiler",
     "iree_runtime",
-    *_COUNTING,
+    *("instructions", "memory", "counter", "count_cpu"),
     *OVERRIDABLE_OPTIONS,
 )
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
