@@ -257,7 +257,8 @@ def _make_exact_row(
 ) -> FigureRow:
     """Make the row of memory or code: planned by the compiler, read from a module, or measured in a call."""
     noun = f"bytes of {title}" if unit == "bytes" else title
-    source = "the compiler" if compiler_path else "the module's code, if it was read," if stage is Stage.COMPILE else ""
+    reporter = "compiler" if compiler_path else "module's code" if stage is Stage.COMPILE else "device's allocator"
+    hint = " (`gauntlet doctor` says whether code is read)" if reporter == "module's code" else ""
     return FigureRow(
         key,
         title,
@@ -287,7 +288,7 @@ def _make_exact_row(
             title, f"{title.capitalize()}, bytes" if unit == "bytes" else title.capitalize(), position, Margin()
         ),
         metric=title.replace(" ", "-"),
-        missing_reason=f"{source or "the device's allocator"} reports no {title}",
+        missing_reason=f"the {reporter} reports no {title}{hint}",
         compare_title=title,
         change_title=noun,
         history=HistoryView(key, "B" if unit == "bytes" else "", position),

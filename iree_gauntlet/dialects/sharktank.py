@@ -417,7 +417,7 @@ def _read_goldens(
 ) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
     """Return the goldens that apply to the target, and unused goldens: counts and sizes that only other SKUs have.
 
-    Times apply only to their SKU, counts and sizes to their SKU or to the complete target family.
+    Times apply only to their SKU; counts and sizes to their SKU, their chip or the complete target family.
     """
     # The keys of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []
@@ -436,7 +436,7 @@ def _read_goldens(
         )
     for field, figure in SHARKTANK_GOLDENS.items():
         values = getattr(table, field)
-        matching_key = next((key for key in (sku, target.family) if key in values), "")
+        matching_key = next((key for key in (sku, target.chip, target.family) if key in values), "")
         other_keys = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [matching_key] if matching_key else other_keys:
             value = float(values[key])

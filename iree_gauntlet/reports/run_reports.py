@@ -57,6 +57,7 @@ from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.results import CODE_FIGURES
 from iree_gauntlet.stages import CHECK_STAGES, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
@@ -136,6 +137,14 @@ _STEP_COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
     Column("step", ColumnKind.NAME),
     Column("took", ColumnKind.DURATION),
+)
+_SPILL_FIGURES, _SPILL_DETAILS = ("vgpr_spills", "sgpr_spills"), ("vgprs", "scratch_bytes", "occupancy")
+_SPILL_COLUMNS = (
+    Column("model", ColumnKind.NAME),
+    Column("dispatch", ColumnKind.NAME),
+    Column("target"),
+    Column("spills", ColumnKind.NUMBER),
+    *(Column(CODE_FIGURES[key], ColumnKind.NUMBER) for key in _SPILL_DETAILS),
 )
 _MAX_LONG_STEPS = 5
 # In a resumed run, longer gaps between steps are shortened to this.
@@ -364,7 +373,7 @@ def run_document(
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
-    blocks += [*_show_figures(outcome, figures, described), *_describe_changed(previous)]
+    blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures), *_describe_changed(previous)]
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
@@ -526,6 +535,22 @@ def _show_figures(
         lines = Table(_ROW_COLUMNS, other_rows).filled_form.lines
         yield Paragraph((text, Name("summary.json"), "."))
         yield PageOnly((Details(f"{len(others)} more cases", (Code("\n".join(lines)),)),))
+
+
+def _show_spills(figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
+    """Show the dispatches that spill registers to memory, the worst first."""
+    spills = [
+        (sum(dispatch.figures.get(key, 0) for key in _SPILL_FIGURES), model, dispatch)
+        for model, metrics in figures.items()
+        for dispatch in metrics.code or ()
+    ]
+    rows = tuple(
+        (model, dispatch.name, dispatch.target, float(count), *(dispatch.figures.get(key) for key in _SPILL_DETAILS))
+        for count, model, dispatch in sorted(spills, key=lambda spill: -spill[0])
+        if count
+    )
+    if rows:
+        yield from (Heading("Dispatches that spill registers"), Table(_SPILL_COLUMNS, rows, _TERMINAL_FINDINGS))
 
 
 def _make_figures_row(chain: ChainOutcome, figures: ChainFigures, described: Collection[str]) -> tuple[Cell, ...]:
