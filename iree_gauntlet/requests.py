@@ -473,8 +473,8 @@ class BisectRequest:
     bad: str = option("", "The bad IREE; it may be older than the good one.")
     metric: str = option(
         "",
-        "What to look at: time, compile-time, instructions, instructions-outside, peak-memory, size, dispatches, "
-        "error, compiles or runs.",
+        "What to look at: time, compile-time, instructions, instructions-outside, peak-memory, spills, size, "
+        "dispatches, error, compiles or runs.",
     )
     bundle: str = option(
         "", "Instead of a metric and a model: a bundle written by `explain` (the archive or its folder)."

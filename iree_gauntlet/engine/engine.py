@@ -415,7 +415,7 @@ class Engine:
         tuned = read_tuned_dispatches(Path(step.find_output("tuning"))) if step.command else None
         statistics: dict[str, Any] = {
             **read_compiler_figures(Path(step.find_input("statistics").path)),
-            **read_code((file.role, file.path) for file in step.inputs),
+            **read_code(step.find_input(_MODULE).path, step.find_input("code").path),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
         if tuned or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.measuring.code import module_code
 from iree_gauntlet.measuring.code.code_changes import compare_code
-from iree_gauntlet.measuring.code.gpu_code import compute_occupancy
+from iree_gauntlet.measuring.code.gpu_code import AmdKernel, compute_occupancy
 from iree_gauntlet.measuring.code.module_code import load_module_code, read_module_code
 from iree_gauntlet.results import CODE_FIGURES, DispatchCode
 from iree_gauntlet.toolchains.installed import find_installed
@@ -183,7 +184,7 @@ def test_ptx_and_spirv_tell_sizes_and_shared_memory(modules: Mapping[str, Path])
     assert {code.name for code in spirv.code} == {code.name for code in ptx.code}
     # Registers of PTX and SPIR-V are virtual.
     for code in (ptx, spirv):
-        assert code.statistics["code_bytes"] > 0
+        assert code.statistics["code_bytes"] == sum(item.figures["code_bytes"] for item in code.code)
         assert code.statistics["spill_count"] is None
 
 
@@ -237,14 +238,20 @@ def test_a_module_is_read_once(modules: Mapping[str, Path], tmp_path: Path, monk
     assert not document.exists()
 
 
-def _kernel(**values: Any) -> dict[str, Any]:
-    return {
-        ".wavefront_size": 64,
-        ".sgpr_count": 32,
-        ".group_segment_fixed_size": 0,
-        ".max_flat_workgroup_size": 256,
-        **{f".{name}": value for name, value in values.items()},
-    }
+def _kernel(**fields: Any) -> AmdKernel:
+    kernel = AmdKernel(
+        name="k",
+        symbol="k.kd",
+        wavefront_size=64,
+        max_flat_workgroup_size=256,
+        vgpr_count=32,
+        sgpr_count=32,
+        vgpr_spill_count=0,
+        sgpr_spill_count=0,
+        group_segment_fixed_size=0,
+        private_segment_fixed_size=0,
+    )
+    return replace(kernel, **fields)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +277,7 @@ def _kernel(**values: Any) -> dict[str, Any]:
     ],
 )
 def test_occupancy_follows_from_registers_and_local_memory(
-    target: str, blocks: int, kernel: dict[str, Any], waves: int | None
+    target: str, blocks: int, kernel: AmdKernel, waves: int | None
 ) -> None:
     assert compute_occupancy(target, kernel, blocks) == waves
 

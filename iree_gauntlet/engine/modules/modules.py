@@ -29,7 +29,7 @@ from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
 from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
@@ -189,7 +189,7 @@ class ModuleMaker:
         statistics = metadata.statistics
         if compiler_file := dict(step.outputs).get("statistics"):
             # The entry may be older than some of the figures.
-            statistics = statistics | read_compiler_figures(Path(compiler_file)) | read_code(step.outputs)
+            statistics = statistics | read_compiler_figures(Path(compiler_file)) | _read_code(step)
         return Result(Verdict.PASSED, command=command, cache=cache, statistics=statistics, notes=notes)
 
     def _explain_miss(self, step: Step, lookup: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
@@ -209,7 +209,7 @@ class ModuleMaker:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_program_changed(step):
             return _make_change_error(step)
-        code = read_code(step.outputs)
+        code = _read_code(step)
         statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
@@ -306,6 +306,12 @@ class ModuleMaker:
         return metrics
 
 
+def _read_code(step: Step) -> dict[str, object]:
+    """Return the statistics of the code that a step has compiled; empty for a step that keeps none."""
+    has_code = any(role == "code" for role, _ in step.outputs)
+    return read_code(step.find_output("module"), step.find_output("code")) if has_code else {}
+
+
 def mark_rebuilt(folder: Path | None, key: str) -> None:
     """Mark an output in `folder`, if any, as rebuilt, so that no process of this run rebuilds the output again."""
     if folder is not None:
@@ -335,13 +341,12 @@ def read_compiler_figures(path: Path) -> dict[str, float | str | None]:
     return {row.statistic: values.get(row.compiler_path) for row in rows if row.compiler_path}
 
 
-def read_code(files: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the statistics of a module's code; empty if the packages to read it are missing.
+def read_code(module: str, document: str) -> dict[str, object]:
+    """Return the statistics of the code in a module file; empty if the packages to read it are missing.
 
-    `files` are the paths of a compile by role: the module, and the document of its code, which is made if missing.
+    The document of the code is made if it is missing.
     """
-    paths = {role: Path(path) for role, path in files}
-    code = load_module_code(paths["module"], paths["code"]) if "code" in paths else None
+    code = load_module_code(Path(module), Path(document))
     return code.statistics if code else {}
 
 

@@ -11,7 +11,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_nam
 from iree_gauntlet.results import CODE_FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from iree_gauntlet.results import DispatchCode
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 # The figures that decide which change is the worst, the first before the others. More waves on a SIMD are better.
 _RANKED_FIGURES = ("vgpr_spills", "sgpr_spills", "scratch_bytes", "occupancy", "code_bytes")
 _MORE_IS_BETTER = "occupancy"
+# Dispatches are matched by these keys, one after the other: by content, by name, and by name without its number.
+_KEYS: tuple[Callable[[DispatchCode], Hashable], ...] = (
+    lambda code: (code.target, code.code_hash),
+    lambda code: (code.target, code.name),
+    lambda code: (code.target, parse_dispatch_name(code.name).label),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def compare_code(a: Sequence[DispatchCode], b: Sequence[DispatchCode]) -> list[C
     """
     changes: list[CodeChange] = []
     left_a, left_b = list(a), list(b)
-    for make_key in (_make_content_key, _make_name_key, _make_label_key):
+    for make_key in _KEYS:
         groups: dict[Hashable, list[DispatchCode]] = defaultdict(list)
         for code in left_a:
             groups[make_key(code)].append(code)
@@ -83,22 +89,10 @@ def compare_code(a: Sequence[DispatchCode], b: Sequence[DispatchCode]) -> list[C
             partners = groups[make_key(code)]
             if not partners:
                 rest_b.append(code)
-            elif make_key is _make_content_key:
+            elif make_key is _KEYS[0]:
                 partners.pop(0)
             else:
                 changes.append(CodeChange(partners.pop(0), code))
         left_a, left_b = [code for group in groups.values() for code in group], rest_b
     changes += [CodeChange(code, None) for code in left_a] + [CodeChange(None, code) for code in left_b]
     return sorted(changes, key=lambda change: change.rank)
-
-
-def _make_content_key(code: DispatchCode) -> Hashable:
-    return code.target, code.code_hash
-
-
-def _make_name_key(code: DispatchCode) -> Hashable:
-    return code.target, code.name
-
-
-def _make_label_key(code: DispatchCode) -> Hashable:
-    return code.target, parse_dispatch_name(code.name).label

@@ -28,6 +28,8 @@ _VECTOR, _SCALAR, _FMA, _LOAD, _STORE, _STACK = _FIGURES
 _NUMBER = re.compile(r"\b(?:0x[0-9a-f]+|\d+)\b")
 # The operands that depend on where the code is: relative addresses, and targets of calls.
 _X86_ADDRESS = re.compile(r"\[rip [+-] \w+\]")
+# The frame pointer is set from the stack pointer.
+_FRAME = re.compile(r"(rbp|x29), (rsp|sp)\b")
 _X86_VECTOR = re.compile(r"\b[xyz]mm")
 _X86_SCALAR_FLOAT = re.compile(r"(?<!broadcast)s[sd]$|^v?cvt\w*(ss|sd|si)")
 _X86_FMA = re.compile(r"^(vfn?m(add|sub)|vp?dp|tdp)")
@@ -49,7 +51,7 @@ def read_cpu_functions(elf: ELFFile, target: str) -> list[DispatchCode]:
     text = elf.get_section_by_name(".text")
     if text is None:
         raise GauntletError("the library has no code")
-    start, content = text["sh_addr"], text.data()
+    start, content = text.header.sh_addr, text.data()
     exports = _find_exports(elf, range(start, start + len(content)))
     if not exports:
         raise GauntletError("the library's table of exports is not found")
@@ -72,12 +74,12 @@ def _find_exports(elf: ELFFile, code: range) -> dict[int, str]:
     from elftools.elf.relocation import RelocationSection  # noqa: PLC0415 - an optional package
 
     sections = [
-        (section["sh_addr"], section.data())
+        (section.header.sh_addr, section.data())
         for section in elf.iter_sections()
-        if section["sh_type"] == "SHT_PROGBITS" and section["sh_addr"]
+        if section.header.sh_type == "SHT_PROGBITS" and section.header.sh_addr
     ]
     tables = [section for section in elf.iter_sections() if isinstance(section, RelocationSection)]
-    pointers = {item["r_offset"]: item["r_addend"] for table in tables for item in table.iter_relocations()}
+    pointers = {item.entry.r_offset: item.entry.r_addend for table in tables for item in table.iter_relocations()}
 
     def read(address: int, size: int) -> bytes:
         for start, content in sections:
@@ -112,7 +114,7 @@ def _read_sizes(elf: ELFFile) -> dict[int, int]:
         return {}
     # The other entries are common parts of entries, and the end of the table.
     entries = (entry for entry in information.EH_CFI_entries() if isinstance(entry, FDE))
-    return {entry["initial_location"]: entry["address_range"] for entry in entries}
+    return {entry.header.initial_location: entry.header.address_range for entry in entries}
 
 
 def _read_instructions(body: bytes, target: str) -> tuple[dict[str, int], str]:
@@ -133,20 +135,22 @@ def _read_instructions(body: bytes, target: str) -> tuple[dict[str, int], str]:
     # Without a base address, jumps inside of the function have the same operands wherever the function is.
     instructions = [*disassembler.disasm_lite(body, 0)]
     shapes = Counter((name, _NUMBER.sub("0", operands)) for _, _, name, operands in instructions)
-    has_frame = any("sp" in operands and "[" not in operands for _, operands in shapes if _sets_frame(operands))
+    has_frame = any(_FRAME.match(operands) for _, operands in shapes)
     kinds = Counter()
     for (name, operands), count in shapes.items():
         for kind in classify(name, operands, has_frame):
             kinds[kind] += count
     length = sum(size for _, size, _, _ in instructions)
-    lines = _strip_arm_addresses(instructions) if is_arm else _strip_x86_addresses(instructions)
+    if is_arm:
+        lines = [*_strip_arm_addresses(instructions)]
+    else:
+        # Functions that are called are elsewhere.
+        lines = [
+            name if name == "call" else f"{name} {_X86_ADDRESS.sub('[rip]', operands)}"
+            for _, _, name, operands in instructions
+        ]
     code_hash = hashlib.sha256("\n".join(lines).encode() + body[length:]).hexdigest()
     return ({figure: kinds[figure] for figure in _FIGURES} if length == len(body) else {}), code_hash
-
-
-def _sets_frame(operands: str) -> bool:
-    """Return True if an instruction's result is the frame pointer."""
-    return operands.startswith(("rbp, ", "x29, "))
 
 
 @lru_cache(maxsize=4096)
@@ -223,12 +227,6 @@ def _classify_riscv_short(word: int) -> tuple[str, ...]:
         return (_SCALAR,)
     access = _LOAD if function < 4 else _STORE
     return (_SCALAR, access, _STACK) if quadrant == 2 else (_SCALAR, access)
-
-
-def _strip_x86_addresses(instructions: Iterable[tuple[int, int, str, str]]) -> Iterator[str]:
-    for _, _, name, operands in instructions:
-        # Functions that are called are elsewhere.
-        yield f"{name} {'' if name == 'call' else _X86_ADDRESS.sub('[rip]', operands)}"
 
 
 def _strip_arm_addresses(instructions: Iterable[tuple[int, int, str, str]]) -> Iterator[str]:

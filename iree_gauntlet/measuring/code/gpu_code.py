@@ -7,9 +7,10 @@ import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import DispatchCode
 
 if TYPE_CHECKING:
@@ -57,15 +58,6 @@ _AMD_CHIPS = (
 )
 # The numbers of scalar registers from which fewer waves fit on a SIMD of GFX9, with these waves.
 _SCALAR_LIMITS = ((100, 7), (88, 8), (80, 9))
-_KERNEL_FIGURES = {
-    "vgpr_spills": ".vgpr_spill_count",
-    "sgpr_spills": ".sgpr_spill_count",
-    "vgprs": ".vgpr_count",
-    "agprs": ".agpr_count",
-    "sgprs": ".sgpr_count",
-    "shared_bytes": ".group_segment_fixed_size",
-    "scratch_bytes": ".private_segment_fixed_size",
-}
 # The storage class of variables that a workgroup shares.
 _SPIRV_WORKGROUP = 4
 _SPIRV_HEADER_WORDS = 5
@@ -73,6 +65,52 @@ _DESCRIPTOR_RESOURCES = struct.Struct("<48xI")
 _PTX_TARGET = re.compile(rb"\.target (sm_\w+)")
 _PTX_ENTRY = re.compile(rb"\.entry ([\w$]+)\s*\(")
 _PTX_ARRAY = re.compile(rb"\.(shared|local) \.align \d+ \.b(\d+) +[\w$]+\[(\d*)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmdKernel(Recorded):
+    """A kernel in the metadata of a code object, by the names of LLVM's user guide for AMDGPU, without their dots.
+
+    Attributes:
+        vgpr_count: on chips with accumulation registers, it includes them.
+        group_segment_fixed_size: bytes of local memory (LDS).
+        private_segment_fixed_size: bytes of scratch memory.
+        workgroup_processor_mode: 1 if a workgroup may use both compute units of a workgroup processor.
+    """
+
+    name: str
+    symbol: str
+    wavefront_size: int
+    max_flat_workgroup_size: int
+    vgpr_count: int
+    agpr_count: int = 0
+    sgpr_count: int
+    vgpr_spill_count: int
+    sgpr_spill_count: int
+    group_segment_fixed_size: int
+    private_segment_fixed_size: int
+    workgroup_processor_mode: int = 0
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The figures of the kernel's code that the metadata has."""
+        return {
+            "vgpr_spills": self.vgpr_spill_count,
+            "sgpr_spills": self.sgpr_spill_count,
+            "vgprs": self.vgpr_count,
+            "agprs": self.agpr_count,
+            "sgprs": self.sgpr_count,
+            "shared_bytes": self.group_segment_fixed_size,
+            "scratch_bytes": self.private_segment_fixed_size,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _CodeObject(Recorded):
+    """The metadata of a code object; the target ends in a chip and its features, `…-gfx942:xnack-`."""
+
+    target: str
+    kernels: tuple[AmdKernel, ...]
 
 
 def read_amd_kernels(elf: ELFFile) -> list[DispatchCode]:
@@ -83,35 +121,35 @@ def read_amd_kernels(elf: ELFFile) -> list[DispatchCode]:
 
     segments = (segment for segment in elf.iter_segments() if isinstance(segment, NoteSegment))
     notes = (note for segment in segments for note in segment.iter_notes())
-    metadata = next((note["n_descdata"] for note in notes if note["n_name"] == "AMDGPU"), None)
+    metadata = next((note.n_descdata for note in notes if note.n_name == "AMDGPU"), None)
     if metadata is None:
         raise GauntletError("the code object has no AMDGPU metadata")
-    document = msgpack.unpackb(metadata)
-    target = str(document["amdhsa.target"]).rpartition("-")[2].partition(":")[0]
+    # The names of fields have prefixes: `amdhsa.target`, `.vgpr_count`.
+    document = msgpack.unpackb(
+        metadata, object_hook=lambda fields: {name.rpartition(".")[2]: value for name, value in fields.items()}
+    )
+    code_object = _CodeObject.from_dict(document)
+    target = code_object.target.rpartition("-")[2].partition(":")[0]
     tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
-    symbols = {symbol.name: symbol for table in tables for symbol in table.iter_symbols()}
+    symbols = {symbol.name: symbol.entry for table in tables for symbol in table.iter_symbols()}
 
     def get_bytes(name: str) -> bytes:
-        symbol = symbols[name].entry
-        section = elf.get_section(symbol["st_shndx"])
-        start = symbol["st_value"] - section["sh_addr"]
-        return bytes(section.data()[start : start + symbol["st_size"]])
+        symbol = symbols[name]
+        section = elf.get_section(symbol.st_shndx)
+        start = symbol.st_value - section.header.sh_addr
+        return bytes(section.data()[start : start + symbol.st_size])
 
     codes = []
-    for kernel in document["amdhsa.kernels"]:
-        body = get_bytes(kernel[".name"])
-        figures = {key: int(kernel[name]) for key, name in _KERNEL_FIGURES.items() if name in kernel}
-        # Most chips have no accumulation registers, and then no number of them.
-        figures.setdefault("agprs", 0)
-        figures["code_bytes"] = len(body)
-        (resources,) = _DESCRIPTOR_RESOURCES.unpack_from(get_bytes(kernel[".symbol"]))
+    for kernel in code_object.kernels:
+        body = get_bytes(kernel.name)
+        (resources,) = _DESCRIPTOR_RESOURCES.unpack_from(get_bytes(kernel.symbol))
         occupancy = compute_occupancy(target, kernel, resources)
-        figures |= {} if occupancy is None else {"occupancy": occupancy}
-        codes.append(DispatchCode(kernel[".name"], target, figures, hashlib.sha256(body).hexdigest()))
+        figures = kernel.figures | ({} if occupancy is None else {"occupancy": occupancy}) | {"code_bytes": len(body)}
+        codes.append(DispatchCode(kernel.name, target, figures, hashlib.sha256(body).hexdigest()))
     return codes
 
 
-def compute_occupancy(target: str, kernel: Mapping[str, Any], resources: int) -> int | None:
+def compute_occupancy(target: str, kernel: AmdKernel, resources: int) -> int | None:
     """Return the largest number of a kernel's waves on a SIMD; None for an unknown chip.
 
     Registers, local memory and the hardware's own limit decide. `resources` is COMPUTE_PGM_RSRC1 of the kernel's
@@ -121,16 +159,16 @@ def compute_occupancy(target: str, kernel: Mapping[str, Any], resources: int) ->
     if chip is None:
         return None
     # Waves of 32 lanes have twice the registers.
-    factor = 2 if kernel[".wavefront_size"] == 32 else 1
+    factor = 2 if kernel.wavefront_size == 32 else 1
     allocated = ((resources & 0x3F) + 1) * chip.encoding_granule * factor
     granule = chip.granule * factor
     waves = [chip.max_waves, chip.registers * factor // (math.ceil(allocated / granule) * granule)]
     if target.startswith("gfx9"):
-        waves += [limit for count, limit in _SCALAR_LIMITS if kernel[".sgpr_count"] > count][:1]
-    if shared_bytes := kernel[".group_segment_fixed_size"]:
-        mode_factor = 2 if kernel.get(".workgroup_processor_mode") else 1
-        groups = chip.shared_bytes * mode_factor // shared_bytes
-        group_waves = math.ceil(kernel[".max_flat_workgroup_size"] / kernel[".wavefront_size"])
+        waves += [limit for count, limit in _SCALAR_LIMITS if kernel.sgpr_count > count][:1]
+    if kernel.group_segment_fixed_size:
+        mode_factor = 2 if kernel.workgroup_processor_mode else 1
+        groups = chip.shared_bytes * mode_factor // kernel.group_segment_fixed_size
+        group_waves = math.ceil(kernel.max_flat_workgroup_size / kernel.wavefront_size)
         waves.append(math.ceil(groups * group_waves / (chip.simds * mode_factor)))
     return max(min(waves), 0)
 
@@ -186,7 +224,7 @@ def read_spirv(data: mmap.mmap, offset: int) -> list[DispatchCode]:
                 sizes[result] = _compute_spirv_size(opcode, operands[1:], sizes, constants)
         position += count
     figures = {"code_bytes": 4 * len(words), "shared_bytes": shared_bytes}
-    code_hash = hashlib.sha256(struct.pack(f"<{len(words)}I", *words)).hexdigest()
+    code_hash = hashlib.sha256(data[offset : offset + 4 * len(words)]).hexdigest()
     return [DispatchCode(name, "spirv", figures, code_hash) for name in entries]
 
 

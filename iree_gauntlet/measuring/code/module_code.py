@@ -14,7 +14,7 @@ import mmap
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.code.cpu_code import read_cpu_functions
@@ -59,9 +59,9 @@ class ModuleCode(Recorded):
     version: int = _VERSION
 
     @property
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, object]:
         """The statistics of a result: totals, which are None if a dispatch lacks the number, dispatches, problems."""
-        totals: dict[str, Any] = {}
+        totals: dict[str, object] = {}
         for name, (keys, combine) in _TOTALS.items():
             values = [sum(code.figures[key] for key in keys) for code in self.code if keys <= code.figures.keys()]
             is_complete = not self.code_problems and values and len(values) == len(self.code)
