@@ -380,7 +380,7 @@ def _make_comparison_document(
         f"Comparison: {subject}{', '.join(names)}",
         _format_headline(record, rows),
         (),
-        (*_show_comparison(record, rows, figures), *make_code_blocks(codes)),
+        (*_show_comparison(record, rows, figures), *_make_code_blocks(codes)),
         exit_code=code,
         meaning=meaning if code is ExitCode.FAILED else "",
         provenance=make_provenance(
@@ -597,7 +597,7 @@ def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
     return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(rows))
 
 
-def make_code_blocks(codes: _CodeChanges) -> tuple[Block, ...]:
+def _make_code_blocks(codes: _CodeChanges) -> tuple[Block, ...]:
     """Return the dispatches whose code changed, by model, the worst first."""
     rows: list[tuple[Cell, ...]] = []
     for model, changes in codes.items():
