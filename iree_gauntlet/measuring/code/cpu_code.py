@@ -31,10 +31,11 @@ _X86_ADDRESS = re.compile(r"\[rip [+-] \w+\]")
 # The frame pointer is set from the stack pointer.
 _FRAME = re.compile(r"(rbp|x29), (rsp|sp)\b")
 _X86_VECTOR = re.compile(r"\b[xyz]mm")
-_X86_SCALAR_FLOAT = re.compile(r"(?<!broadcast)s[sd]$|^v?cvt\w*(ss|sd|si)")
+# Instructions on integers (`vpabsd`) and broadcasts end alike, and work on all lanes.
+_X86_SCALAR_FLOAT = re.compile(r"^(?!v?p)\w*(?<!broadcast)s[sdh]$|^v?cvt\w*(ss|sd|si)")
 _X86_FMA = re.compile(r"^(vfn?m(add|sub)|vp?dp|tdp)")
 _X86_NO_ACCESS = re.compile(r"^(lea|nop|prefetch)")
-_X86_WRITES_ONLY = re.compile(r"^(v?p?mov|v?p?mask?mov|set|v?p?extr|v?p?compress|v?p?scatter|vcvtps2ph|v?st)")
+_X86_WRITES_ONLY = re.compile(r"^(v?p?mov|v?p?maskmov|set|v?p?extr|v?p?compress|v?p?scatter|vcvtps2ph|v?st)")
 _X86_READS_ONLY = re.compile(r"^(cmp|test|bt$|i?div|i?mul|call|jmp|push|v?u?comis|vtest|v?ptest)")
 _ARM_VECTOR = re.compile(r"\b(v\d+\.|z\d|za|q\d)")
 _ARM_FMA = re.compile(r"^(f|bf|[su]{1,2})?(n?m(add|sub)|ml[as]|m?mla|dot|mop[as])")
@@ -56,9 +57,9 @@ def read_cpu_functions(elf: ELFFile, target: str) -> list[DispatchCode]:
     if not exports:
         raise GauntletError("the library's table of exports is not found")
     sizes = _read_sizes(elf)
-    boundaries = sorted({*exports, *sizes, start + len(content)})
+    boundaries = sorted({*(address for address, _ in exports), *sizes, start + len(content)})
     codes = []
-    for address, name in exports.items():
+    for address, name in exports:
         end = next(boundary for boundary in boundaries if boundary > address)
         size = sizes.get(address, end - address)
         body = content[address - start : address - start + size]
@@ -69,8 +70,8 @@ def read_cpu_functions(elf: ELFFile, target: str) -> list[DispatchCode]:
     return codes
 
 
-def _find_exports(elf: ELFFile, code: range) -> dict[int, str]:
-    """Return the names of the exported functions by address; the loader's relocations tell the pointers of tables."""
+def _find_exports(elf: ELFFile, code: range) -> list[tuple[int, str]]:
+    """Return the addresses and names of exported functions; the loader's relocations tell the pointers of tables."""
     from elftools.elf.relocation import RelocationSection  # noqa: PLC0415 - an optional package
 
     sections = [
@@ -99,10 +100,10 @@ def _find_exports(elf: ELFFile, code: range) -> dict[int, str]:
             names = pointers.get(place + offset, 0)
             texts = [read(pointers.get(names + 8 * i, 0), 1024).partition(b"\0")[0] for i in range(len(functions))]
             if all(text.isascii() and text.decode().isprintable() and text for text in texts):
-                return dict(zip(functions, (text.decode() for text in texts), strict=True))
+                return list(zip(functions, (text.decode() for text in texts), strict=True))
         # A library without debug information has no names.
-        return {function: f"export {i}" for i, function in enumerate(functions)}
-    return {}
+        return [(function, f"export {i}") for i, function in enumerate(functions)]
+    return []
 
 
 def _read_sizes(elf: ELFFile) -> dict[int, int]:

@@ -7,6 +7,7 @@ has a reader; an executable without a reader, or a damaged one, is a problem wit
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -91,9 +92,11 @@ def load_module_code(module: Path, document: Path) -> ModuleCode | None:
         code = read_module_code(module)
     except OSError:
         return None
-    # The old document may share its bytes with the cache.
-    document.unlink(missing_ok=True)
-    write_atomic(document, json.dumps(code.as_dict()).encode())
+    # On a full disk, the module is read again the next time.
+    with contextlib.suppress(OSError):
+        # The old document may share its bytes with the cache.
+        document.unlink(missing_ok=True)
+        write_atomic(document, json.dumps(code.as_dict()).encode())
     return code
 
 
