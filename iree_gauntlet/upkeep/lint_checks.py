@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.stages import Kind
-from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.targets import FAMILIES, parse_target
 from iree_gauntlet.upkeep.recording import check_recording
 
 if TYPE_CHECKING:
@@ -168,9 +168,11 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
             keys = times[spec.name] if field == "golden_time_tolerance_multiplier" else {*targets, *known_skus}
             for key in getattr(document, field):
                 family, _, sku = key.partition("-")
-                if key in keys or (family in other_families and sku in known_skus):
+                chip = parse_target(key)
+                is_chip = keys is not times[spec.name] and chip is not None and chip.family in targets
+                if key in keys or is_chip or (family in other_families and sku in known_skus):
                     continue
-                text = f"{key!r} is neither a target of this spec nor a SKU of a suite or a golden time"
+                text = f"{key!r} is neither a target or chip of this spec nor a SKU of a suite or a golden time"
                 if keys is times[spec.name]:
                     text = f"{key!r} has no golden time"
                 hint = "No measured figure is compared with it."

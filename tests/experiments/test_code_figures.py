@@ -76,6 +76,7 @@ def test_spills_are_figures_with_goldens_by_chip(project: Project, monkeypatch: 
     _, out = _run(project, code=1)
     assert f"spills {golden + 1} exceeds the limit {golden} by 1" in out
     _run(project, chip="gfx942")
+    assert "neither a target" not in project.gauntlet("lint", "--suite", "suites/gfx942.toml").text
     done = project.gauntlet("golden.update", "--write")
     assert done.code == 0, done.text
 

@@ -107,7 +107,7 @@ def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
         "golden_time_tolerance_multiplier.labb",
     }
     assert warned["golden_dispatch.gpu"].startswith(f"warning: {spec}:12: ")
-    assert "'gpu' is neither a target of this spec nor a SKU of a suite or a golden time" in done.out
+    assert "'gpu' is neither a target or chip of this spec nor a SKU of a suite or a golden time" in done.out
     assert "'labb' has no golden time; did you mean 'lab'?" in done.out
     done = project.gauntlet("run", "--stages", "compstat")
     assert done.code == 0, done.text
@@ -133,6 +133,7 @@ def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
         "transient_bytes": True,
         "constant_bytes": True,
         "variable_bytes": True,
+        "code_bytes": True,
     }
     journal = earlier / "journal.jsonl"
     journal.write_text(re.sub(r'"dispatch_count": ?1', '"dispatch_count": 0', journal.read_text()))
