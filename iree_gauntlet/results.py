@@ -47,8 +47,8 @@ class UnsupportedOperator(Recorded):
 
     name: str
     domain: str
-    version: int | None
-    count: int | None
+    version: int | None = None
+    count: int | None = None
 
     @property
     def sentence(self) -> str:

@@ -300,7 +300,7 @@ def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: P
     """Make the plan of `run_onnx`: to run a program on the first suitable one of several sets of inputs."""
     folder.mkdir()
     inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
-    return ReferencePlan(str(program.path.absolute()), inputs, str(folder), str(folder), None, last)
+    return ReferencePlan(str(program.path.absolute()), inputs, str(folder), str(folder), last=last)
 
 
 def _check_outputs(

@@ -76,7 +76,7 @@ class ReferencePlan(Recorded):
     inputs: tuple[tuple[str, ...], ...]
     cwd: str
     folder: str
-    tolerances: dict[str, float] | None
+    tolerances: dict[str, float] | None = None
     last: bool = True
 
 

@@ -9,8 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.modules.modules import find_unsupported
-from iree_gauntlet.results import UnsupportedOperator
+from iree_gauntlet.recorded import read_json
+from iree_gauntlet.results import Result, UnsupportedOperator
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,5 +125,9 @@ def test_the_operator_is_read_from_the_structure_of_a_diagnostic(
     program = tmp_path / "p.mlir"
     program.write_text(text, encoding="latin-1")
     assert find_unsupported(["a warning", line], program, program) == operator
+    if operator:
+        # A run that has it is read again, for its reports.
+        result = Result(Verdict.FAILED, "does not compile", unsupported=operator)
+        assert Result.from_dict(read_json(json.dumps(result.as_dict()).encode())) == result
     program.write_bytes(b"")
     assert find_unsupported([line], program, program) is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+import iree_gauntlet
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, Recorded
 
 
@@ -52,3 +55,16 @@ def test_a_flat_object_without_what_it_needs_is_missing() -> None:
     with pytest.raises(ValueError, match="part: is missing"):
         Needy.from_dict({"low": 1.0})
     assert Needy.from_dict({"high": 1.0}) == Needy(part=Part(high=1.0))
+
+
+def test_a_field_that_may_be_null_has_a_default() -> None:
+    # Null is read as the default, so that a required field would be missing.
+    required = [
+        f"{path.name}: {node.name}.{ast.unparse(item.target)}"
+        for path in Path(iree_gauntlet.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and "Recorded" in map(ast.unparse, node.bases)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and item.value is None and "None" in ast.unparse(item.annotation)
+    ]
+    assert required == []
