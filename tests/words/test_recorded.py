@@ -65,6 +65,6 @@ def test_a_field_that_may_be_null_has_a_default() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef) and "Recorded" in map(ast.unparse, node.bases)
         for item in node.body
-        if isinstance(item, ast.AnnAssign) and item.value is None and "None" in ast.unparse(item.annotation)
+        if isinstance(item, ast.AnnAssign) and item.value is None and ast.unparse(item.annotation).endswith("| None")
     ]
     assert required == []
