@@ -54,11 +54,17 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColouredCell:
-    """A cell with the colour of a verdict, such as `faster`, which the text need not contain, and perhaps a link."""
+    """A cell with the colour of a verdict, such as `faster`, which the text need not contain.
+
+    Attributes:
+        url: target of the cell's link; empty for none.
+        anchor: the name by which links lead to the cell; empty for none.
+    """
 
     text: str
     verdict: str
     url: str = ""
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +370,7 @@ class Provenance:
         started: `2026-11-27 09:26 UTC`.
         command: the command line that repeats the command.
         seconds: duration; None if the command has not finished.
+        largest_parts: the parts of the work that took longest, with their durations.
     """
 
     started: str = ""
@@ -374,11 +381,15 @@ class Provenance:
     version: str = ""
     files_beside: tuple[str, ...] = ()
     seconds: float | None = None
+    largest_parts: str = ""
 
     @property
-    def duration(self) -> str:
-        """The duration, `3 min 05 s`; empty if the command has not finished."""
-        return "" if self.seconds is None else format_duration(self.seconds)
+    def facts(self) -> dict[str, str]:
+        """The known facts in words: `{"started": …, "took": "90.5 s (compile 83.3 s)", "IREE": …, "machine": …}`."""
+        duration = "" if self.seconds is None else format_duration(self.seconds)
+        parts = f" ({self.largest_parts})" if duration and self.largest_parts else ""
+        facts = {"started": self.started, "took": duration + parts, "IREE": self.iree, "machine": self.machine}
+        return {name: text for name, text in facts.items() if text}
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def write_pictures(browser: Browser, folder: Path, before: Path | None) -> Path:
             picture = folder / f"{re.sub('[^a-z0-9]+', '-', name)}-{width}.png"
             faults = save_picture(browser, page, picture, width)
             figures += [] if before is None else [(before / picture.name, shown_width, f"{width}, before")]
-            figures.append((picture, shown_width, f"{width}: {faults}" if faults else f"{width}"))
+            figures.append((picture, shown_width, f"{width}: {escape(faults)}" if faults else f"{width}"))
         pictures = "".join(_FIGURE.format(escape(path.resolve().as_uri()), *shown) for path, *shown in figures)
         title = f'<a href="{escape(page.resolve().as_uri())}">{escape(name)}</a>, {page.stat().st_size / 1e3:.0f} kB'
         rows.append(f"<h2>{title}</h2>\n{pictures}\n")

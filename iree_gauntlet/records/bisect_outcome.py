@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from iree_gauntlet.records.outcome import list_lock_remarks
 from iree_gauntlet.variants import FlagVariant  # noqa: TC001 - read at run time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from iree_gauntlet.journal_events import EndEvent
@@ -28,6 +30,20 @@ COMMIT_COMPARISON_URL = f"{_REPOSITORY}/compare"
 # The keys of a candidate in `bisect.json`, from its result.
 _CANDIDATE_KEYS = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_RELEASE = re.compile(r"\d+\.\d+\.\d+\w*")
+
+
+def format_bisect_command(ends: Sequence[str], metric: str, chain: str) -> str:
+    """Return the command that finds the release of a change; empty unless the ends are two releases."""
+    if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
+        return ""
+    good, bad = ends
+    name, _, place = chain.partition("@")
+    model, _, submodel = name.rpartition("/")
+    target, *variants = place.split("+")
+    options = {"good": good, "bad": bad, "metric": metric, "model": model, "submodel": submodel, "target": target}
+    words = [*options.items(), *(("variant", variant) for variant in variants)]
+    return shlex.join(("gauntlet", "bisect", *(word for key, value in words for word in (f"--{key}", value))))
 
 
 @dataclass(frozen=True, slots=True)

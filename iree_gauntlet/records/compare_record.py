@@ -420,6 +420,7 @@ class ComparisonRecord:
     """A comparison, even an incomplete one; if it was resumed, the last judgement counts.
 
     Attributes:
+        name: the name of the comparison's folder.
         first: the opening of the first part, with the command that started the comparison.
         prepared: the preparation; it has no models if the preparation was not reached.
         begun: the number of measured blocks of each model.
@@ -429,7 +430,7 @@ class ComparisonRecord:
     """
 
     def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
-        self.opening, self.first = record.opening, record.openings[0]
+        self.name, self.opening, self.first = record.path.parent.name, record.opening, record.openings[0]
         self.measured = record.collect(RemoteMeasurement)
         self.block_counts = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
         self.block_counts.update({model: len(measurement.blocks) for model, measurement in self.measured.items()})

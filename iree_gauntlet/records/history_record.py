@@ -24,6 +24,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.recorded import Recorded, RecordError, read_json
+from iree_gauntlet.records.bisect_outcome import format_bisect_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -273,6 +274,12 @@ class SeriesKey:
         return figure.row.history if figure else None
 
     @property
+    def bisect_metric(self) -> str:
+        """The metric by which `bisect` searches for a change of the figure; empty if there is none."""
+        figure = FIGURES_BY_SERIES.get(self.figure)
+        return figure.row.metric if figure else ""
+
+    @property
     def is_exact(self) -> bool:
         """True if every change of the figure counts."""
         return self.history_view is not None and not self.history_view.noisy
@@ -406,6 +413,12 @@ class Finding:
     def needs_action(self) -> bool:
         """True if somebody has to examine the finding: a loss that was neither won back, nor accepted, nor refuted."""
         return self.kind is not FindingKind.IMPROVEMENT and not (self.undone or self.accepted or self.is_refuted)
+
+    @property
+    def bisect_command(self) -> str:
+        """The command that finds the release of a loss; empty if none is needed or possible."""
+        ends = self.point_before.iree_arg, self.point_after.iree_arg
+        return format_bisect_command(ends, self.key.bisect_metric, self.key.case) if self.needs_action else ""
 
     @property
     def label(self) -> str:

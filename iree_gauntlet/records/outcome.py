@@ -7,14 +7,14 @@ running, have outcomes too; their missing results become errors.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import join_lines, list_first, pluralize
+from iree_gauntlet.formatting import format_duration, join_lines, list_first, pluralize
 from iree_gauntlet.journal_events import EndEvent, MachineInfo, RunTarget, ToolchainInfo
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result, find_unapplied_goldens
@@ -37,7 +37,7 @@ _PLANNED_FIELDS = (
 _ENVIRONMENT_NOTE = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MAX_ENVIRONMENT_NOTES = 5
 _MAX_WORKERS = 8
-_MAX_CHAINS_IN_FULL = 200
+_MAX_CHAINS_IN_FULL, _MAX_LONG_STAGES = 200, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,15 @@ class RunOutcome:
     def cases(self) -> tuple[ChainOutcome, ...]:
         """The chains that are no batches."""
         return tuple(chain for chain in self.chains if not chain.is_batch)
+
+    @property
+    def longest_stages(self) -> str:
+        """The stages whose steps took longest: `compile 83.3 s, benchmark 3.75 s`."""
+        seconds: dict[str, float] = defaultdict(float)
+        for step in self.steps:
+            seconds[step.stage] += step.seconds
+        longest = sorted(seconds.items(), key=lambda entry: -entry[1])[:_MAX_LONG_STAGES]
+        return ", ".join(f"{stage} {format_duration(total)}" for stage, total in longest if total)
 
     @property
     def has_many_chains(self) -> bool:

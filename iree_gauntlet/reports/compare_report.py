@@ -45,11 +45,12 @@ from iree_gauntlet.formatting import (
 )
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.code.code_changes import compare_code
+from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.compare_record import SIDE_NAMES, read_comparison
 from iree_gauntlet.records.outcome import list_lock_remarks, read_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,9 +109,11 @@ _CODE_COLUMNS = (Column("model", ColumnKind.NAME), Column("dispatch", ColumnKind
 _CODE_NOTE = "Dispatches whose code differs, those that got worse first. Equal code is left out, whatever its name."
 _MAX_CODE_CHANGES = 10
 _LEGEND = (
-    "A dot is B against A, its line the interval. The dark band is A against itself, the pale band what counts as "
-    "the same (±{1:g} %). Beyond the dotted lines, B is slower or faster (±{0:g} %). Far from 0, the scale is denser."
+    "At most {2:g} % of verdicts are wrong. A dot is B against A, its line the interval. The dark band is A against "
+    "itself, the pale band what counts as the same (±{1:g} %). Beyond the dotted lines, B is slower or faster "
+    "(±{0:g} %). Far from 0, the scale is denser."
 )
+_WORK_LEGEND = "Counts are exact. The pale band is what counts as the same (±{3:g} %). Far from 0, the scale is denser."
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
 # The JUnit report has these properties for each side.
 _TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
@@ -434,8 +437,14 @@ def _show_rows(record: ComparisonRecord, rows: Sequence[TimeRow]) -> Iterator[Bl
         if by_work or name not in _WORK_ONLY
     }
     yield from _make_row_table(columns, rows)
-    if not by_work and any(row.interval for row in rows):
-        yield PageOnly((Paragraph((_LEGEND.format(100 * rules.least, 100 * rules.band),)),))
+    if any(row.interval for row in rows):
+        shares = (100 * share for share in (rules.least, rules.band, rules.alpha, rules.least_work))
+        yield PageOnly((Paragraph(((_WORK_LEGEND if by_work else _LEGEND).format(*shares),)),))
+    if rows and _JUNIT_KINDS[rows[0].verdict] == "failure":
+        # Next, one searches for the slower dispatch, and for the release.
+        find_dispatch = f"gauntlet explain --slower {record.name}" if record.opening.metric == "time" else ""
+        ends = [side.asked for side in record.sides]
+        yield from list_next_steps((find_dispatch, format_bisect_command(ends, record.opening.metric, rows[0].model)))
     if measured_rows := [row for row in rows if row.rounds]:
         yield Details("Rounds and CPUs", _make_row_table(_ROUND_COLUMNS, measured_rows))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from iree_gauntlet.document import INK, PAPER, Bar, Chart, IntervalBar, Sparkline, Timeline
-from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_duration, join_lines
+from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_duration, join_lines, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CELL_WIDTH, _CELL_HEIGHT = 200, 18
 _EDGE_MARGIN = 5
 # This is the minimum distance between two labels of an axis.
-_MIN_LABEL_DISTANCE = 34
+_MIN_LABEL_DISTANCE = 38
 _WIDTH = 1200
 _CHART_HEIGHT, _MAX_DOTS = 160, 150
 # The space for values to the left of a chart, the steps between its releases, and the space for the lower value.
@@ -158,8 +158,9 @@ def _draw_chart(chart: Chart) -> Markup:
     min_range = 0.0 if chart.changes else _MIN_RANGE
     to_x, to_y = _make_scales(shown, _WIDTH, _CHART_HEIGHT, len(chart.values), min_range, _CHART_LEFT)
     ends = [max(shown), min(shown)]
+    scale, prefix = (1e6, "M") if ends[0] >= 1e6 else (1, "")
     parts = [
-        _format_text(_CHART_LEFT - 8, to_y(value) + 5, f"{value:,.4g} {chart.unit}", "", "end")
+        _format_text(_CHART_LEFT - 8, to_y(value) + 5, f"{value / scale:,.4g} {prefix}{chart.unit}", "", "end")
         for value in ends[: 1 if to_y(ends[1]) - to_y(ends[0]) < _MIN_VALUE_DISTANCE else 2]
     ]
     marks = (round(last * mark / _CHART_STEPS) for mark in range(_CHART_STEPS, -1, -1))
@@ -240,7 +241,8 @@ def draw_lanes(lanes: Timeline) -> Markup:
             outline = " outlined" if tone(span.verdict) in _OUTLINED_TONES else ""
             css = f"stage-{span.stage}{outline}"
             if has_names:
-                title = f"{span.name}: {format_duration(span.seconds)}, {span.verdict}{_describe_wait(span)}"
+                wait = f", waited {format_duration(span.waited)}" if span.waited >= 0.1 else ""
+                title = f"{span.name}: {format_duration(span.seconds)}, {span.verdict}{wait}"
                 bars = _format_rectangle(begin, y, waits, f"wait stage-{span.stage}") if waits >= 1 else ""
                 bars += _format_rectangle(begin + waits, y, works, css)
                 parts.append(f"<g><title>{escape(join_lines(title))}</title>{bars}</g>")
@@ -254,15 +256,18 @@ def draw_lanes(lanes: Timeline) -> Markup:
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
         parts.append(_format_text(x, height + 14, _format_time_label(second), "", anchor))
     text = f"what ran when, {format_duration(end)} in total"
-    legend = {f"stage-{span.stage}": span.stage for span in spans}
-    legend |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
+    times: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        times[span.stage].append(span.seconds)
+    legend = {
+        f"stage-{stage}": f"{stage}: {pluralize(len(group), 'step')}, {format_duration(sum(group))}"
+        for stage, group in times.items()
+    }
+    waited = sum(span.waited for span in spans)
+    legend |= {"wait stage-compile": f"waiting: {format_duration(waited)}"} if waited else {}
     legend |= {"outlined": "failed"} if any(tone(span.verdict) in _OUTLINED_TONES for span in spans) else {}
     keys = "".join(f'<li><span class="{css}"></span>{escape(name)}</li>' for css, name in legend.items())
     return _make_markup(f'<ul class="keys">{keys}</ul>') + _make_svg("lanes", _WIDTH, height + 20, "".join(parts), text)
-
-
-def _describe_wait(span: WorkSpan) -> str:
-    return f", waited {format_duration(span.waited)}" if span.waited >= 0.1 else ""
 
 
 def _format_rectangle(x: float, y: float, width: float, css: str) -> str:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -43,7 +44,7 @@ from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, format_path
@@ -106,14 +107,11 @@ def bisect_document(outcome: BisectOutcome) -> Document:
             Paragraph(("Commits: ", TextLink(COMMIT_COMPARISON_URL.removeprefix("https://") + "…", outcome.link)))
         )
     if outcome.change:
-        pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
-        request = (" (pull request ", pull, ")") if outcome.change.pull else ()
-        blocks.append(Paragraph(("Changed by ", str(outcome.change), *request)))
+        blocks.append(Paragraph(("Changed by ", TextLink(str(outcome.change), outcome.change.pull_link))))
         source = str(opening.options.get("source") or opening.options.get("into") or ".")
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     names = [part for label in outcome.labels if label not in results for part in (", ", Name(label))]
-    details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
-    details += [Paragraph(("To run it again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
+    details = (Paragraph(("Not tried: ", *names[1:], ".")),) if names else ()
     summary = f"{len(results)} of {len(outcome.labels)} tried"
     is_without_effect = variant is not None and outcome.found is None and outcome.exit_code is ExitCode.OK
     subject = f"{opening.good} (good) to {opening.bad} (bad)"
@@ -129,7 +127,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         outcome.answer,
         (outcome.confidence, summary) if outcome.confidence else (summary,),
         tuple(blocks),
-        tuple(details),
+        details,
         outcome.exit_code,
         meaning="the flags have no effect" if is_without_effect else _BISECT_MEANINGS.get(outcome.exit_code, ""),
         provenance=make_provenance(subject, opening, ("bisect.md", "bisect.json"), outcome.end),
@@ -170,7 +168,8 @@ def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
 
 
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
-    opening, compiler = outcome.opening, outcome.opening.toolchain.get("compiler", "")
+    compiler = outcome.opening.toolchain.get("compiler", "")
+    opening = replace(outcome.opening, command=format_explain_command(outcome.opening.command, outcome.run))
     # Files include earlier explanations, which no other report has; a terminal shows only the new ones.
     cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.cases_by_name.values()))}
     rows = tuple(
@@ -178,8 +177,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         for case in cases.values()
     )
     run_folder = folder.parent if folder else Path("runs", outcome.run)
-    commands = dict.fromkeys(filter(None, (_format_next_command(case, run_folder) for case in cases.values())))
-    next_blocks: list[Block] = [Paragraph(("Next:",)), Code("\n".join(commands), "sh")] if commands else []
+    next_blocks = list_next_steps(_format_next_command(case, run_folder) for case in cases.values())
     blocks: list[Block] = [Heading("Failures"), Table(_FAILURE_COLUMNS, rows).filled_form] if len(rows) > 1 else []
     blocks += (block for case in cases.values() for block in _describe_case(case, folder))
     return Document(
@@ -188,11 +186,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         (f"IREE {compiler}" + (f" against {opening.base.get('compiler', '')}" if opening.base else ""),),
         # Each place is the nearest to the headline: a terminal has it at the end.
         tuple(blocks + next_blocks if folder else next_blocks + blocks),
-        (
-            Paragraph(("To run it again, in ", Name(opening.cwd), ":")),
-            Code(format_explain_command(opening.command, outcome.run), "sh"),
-        ),
-        outcome.exit_code,
+        exit_code=outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=make_provenance(compiler, opening, ("explain.md", "explain.json"), outcome.end),
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import (
     Chart,
-    Code,
     ColouredCell,
     Column,
     ColumnKind,
@@ -30,6 +29,7 @@ from iree_gauntlet.formatting import format_bytes, format_milliseconds, format_r
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
 from iree_gauntlet.records.history_record import FIGURES_BY_SERIES, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
+from iree_gauntlet.reports.report_files import list_next_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ _MEANINGS = {
     ExitCode.INCONCLUSIVE: "something may have got worse",
 }
 _COMMIT_CHARACTERS = 40
-_MIN_FOLDED_FINDINGS = 10
+_MIN_FOLDED_FINDINGS, _MAX_NEXT_COMMANDS = 10, 3
 # These are indices into a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # The most interesting metrics come first, and unknown metrics last.
@@ -92,7 +92,10 @@ def make_history_page(outcome: HistoryOutcome, now: str, stored_data: str = "") 
     cases = [(case, tuple(series)) for case, series in groupby(by_case, key=lambda series: series.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
     changed = {finding.key for finding in outcome.findings}
-    blocks = [*_show_changes(outcome, stored_data), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
+    commands = [command for finding in outcome.findings if (command := finding.bisect_command)]
+    next_steps = list_next_steps(commands[:_MAX_NEXT_COMMANDS])
+    blocks = [*_show_changes(outcome, stored_data), *next_steps, Heading("Every series")]
+    blocks += _show_all(by_case, outcome, anchors)
     for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
         calm: list[Block] = []
@@ -208,9 +211,7 @@ def _show_series(series: Series, outcome: HistoryOutcome) -> Iterable[Block]:
         lines.append((_format_change_line(finding), *link))
     lines.append((f"newest: {points[-1].run} of {points[-1].time[:10]}, IREE {points[-1].iree}",))
     yield Items(tuple(lines))
-    commands = [line for finding in findings if (line := _format_bisect_command(finding))]
-    if commands:
-        yield Code("\n".join(commands), "sh")
+    yield from list_next_steps(finding.bisect_command for finding in findings)
 
 
 def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
@@ -220,23 +221,8 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     yield (f"{COMMIT_COMPARISON_URL}/", ~_COMMIT, "...", _COMMIT)
     case = shlex.join(key.selection_options)
     yield (f"gauntlet run {case} --iree ", _NAMED)
-    if metric := _find_bisect_metric(key):
+    if metric := key.bisect_metric:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" --metric {metric} {case}")
-
-
-def _find_bisect_metric(key: SeriesKey) -> str:
-    """Return the metric by which a series can be bisected; empty if there is none."""
-    figure = FIGURES_BY_SERIES.get(key.figure)
-    return figure.row.metric if figure else ""
-
-
-def _format_bisect_command(finding: Finding) -> str:
-    """Return the command that finds the release or commit of a change; empty if none is needed."""
-    metric, key = _find_bisect_metric(finding.key), finding.key
-    good, bad = finding.point_before.iree_arg, finding.point_after.iree_arg
-    if not (metric and finding.needs_action and good and bad) or good == bad:
-        return ""
-    return shlex.join(("gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, *key.selection_options))
 
 
 def make_runs_document(runs: Sequence[RunIndexEntry]) -> Document:

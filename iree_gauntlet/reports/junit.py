@@ -185,37 +185,23 @@ def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
 def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
     """Return versions, flags, device and measurements; names are stable, empty values are left out."""
     properties: list[tuple[str, object]] = []
-    machine, toolchain = outcome.machine, outcome.toolchain
-    if first or not outcome.has_many_chains:
-        properties += [
-            ("run", outcome.run),
-            ("run.suite", outcome.suite),
-            ("run.state", outcome.state),
-            ("gauntlet.version", outcome.version),
-            ("compiler.version", toolchain.compiler),
-            ("compiler.commit", toolchain.compiler_commit),
-            ("runtime.version", toolchain.runtime),
-            ("runtime.commit", toolchain.runtime_commit),
-            ("toolchain.identity", toolchain.identity),
-            ("toolchain.source", toolchain.source),
-        ]
-    if not outcome.has_many_chains:
+    machine, toolchain, many = outcome.machine, outcome.toolchain, outcome.has_many_chains
+    if first or not many:
+        properties += [("run", outcome.run), ("run.suite", outcome.suite), ("run.state", outcome.state)]
+        properties.append(("gauntlet.version", outcome.version))
+        for tool in ("compiler", "runtime"):
+            version, commit = getattr(toolchain, tool), getattr(toolchain, f"{tool}_commit")
+            properties += [(f"{tool}.version", version), (f"{tool}.commit", commit)]
+        properties += [(f"toolchain.{name}", getattr(toolchain, name)) for name in ("identity", "source")]
+        properties += [(f"machine.{name}", getattr(machine, name) or None) for name in ("cpu", "cores", "os", "python")]
+        properties.append(("machine.memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""))
+        properties.append(("machine.devices", format_devices(machine)))
+        properties += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
+    if not many:
         properties += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
         properties.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
-    if first or not outcome.has_many_chains:
-        properties += [
-            ("machine.cpu", machine.cpu),
-            ("machine.cores", machine.cores or None),
-            ("machine.memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""),
-            ("machine.devices", format_devices(machine)),
-            ("machine.os", machine.os),
-            ("machine.python", machine.python),
-        ]
-        properties += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        properties += [
-            (f"{step.name}.{name}", value) for name, value in _list_step_properties(step, lean=outcome.has_many_chains)
-        ]
+        properties += [(f"{step.name}.{name}", value) for name, value in _list_step_properties(step, lean=many)]
     return [(name, str(value)) for name, value in properties if value not in (None, "")]
 
 

@@ -15,6 +15,7 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from iree_gauntlet.document import (
     Block,
@@ -32,6 +33,7 @@ from iree_gauntlet.document import (
     Paragraph,
     Table,
     Text,
+    TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import COMPILES_FIRST, ERROR_MARGIN, Figure, Statistic
@@ -41,18 +43,20 @@ from iree_gauntlet.formatting import (
     format_factor,
     format_mean_and_spread,
     join_lines,
+    list_first,
     pluralize,
 )
 from iree_gauntlet.recorded import strict_json
+from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.chain_figures import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.compare_report import make_unaffected_blocks
 from iree_gauntlet.reports.junit import format_junit, list_suites, make_toolchain_suite
-from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.figures import FigureRow, MatrixChanges, MatrixView
@@ -103,7 +107,7 @@ _JUMPS = sorted(
 )
 # A terminal shows at most so many cells of the table of metrics, and so many changes.
 _TERMINAL_CELLS = 160
-_TERMINAL_CHANGES = 12
+_TERMINAL_CHANGES, _MAX_NAMES = 12, 3
 # These notes are shown if a matrix has the metric.
 _NOTES: dict[Figure, Text] = {
     Figure.TIME: (
@@ -125,15 +129,17 @@ _TITLES = {
     VerdictChange.WRONG: "Wrong numbers",
     **{jump.word: jump.title for _, jump in _JUMPS},
 }
+# The metrics of `bisect` by which changes are found.
+_BISECT_METRICS = {VerdictChange.FAILING: "runs", **{jump.word: figure.row.metric for figure, jump in _JUMPS}}
 # The keys are the names in JSON of geometric means of ratios.
 _MEAN_FIGURES = {"time": Figure.TIME, "compile": Figure.COMPILE_TIME}
 _IREE_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("result"),
     Column("exit code", ColumnKind.NUMBER),
+    Column("took", ColumnKind.DURATION, drop_order=4),
     Column("compiler", ColumnKind.NAME, drop_order=2),
     Column("runtime", ColumnKind.NAME, drop_order=1),
-    Column("run", ColumnKind.NAME, drop_order=3),
 )
 _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", ColumnKind.NAME),
@@ -176,8 +182,11 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     for iree in matrix.irees:
         code = None if iree.exit_code is None else float(iree.exit_code)
         tools = (iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None)
-        irees.append((iree.label, iree.result_text, code, *tools, iree.folder if iree.outcome else None))
+        label = TextLink(iree.label, f"{quote(iree.folder)}/summary.html") if iree.outcome else iree.label
+        seconds = iree.outcome.seconds if iree.outcome else None
+        irees.append((label, iree.result_text, code, seconds, *tools))
     blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
+    blocks += (Paragraph((line,)) for line in _list_mean_lines(matrix))
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {subject}{suite}",
@@ -204,16 +213,29 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
         yield from make_unaffected_blocks(iree.no_effect, iree.label, "the modules are the same bytes as without it")
     if not changes:
         yield Paragraph(("Nothing: verdicts, errors, counts, sizes and times are the same within the margins.",))
+    commands = (
+        format_bisect_command(change.labels[:2], _BISECT_METRICS.get(change.kind, ""), change.chain)
+        for change in changes
+    )
+    yield from list_next_steps(itertools.islice(filter(None, commands), 1))
     for kind, title in _TITLES.items():
-        items = tuple((Name(change.chain), f": {change.text}") for change in changes if change.kind is kind)
-        if items:
+        if items := _group_alike((change.chain, change.text, "") for change in changes if change.kind is kind):
             yield Heading(title, 3)
             yield Items(items, _TERMINAL_CHANGES)
 
 
+def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[Text, ...]:
+    """Return an item for each text, which names the first of the chains that have it; entries end with a link."""
+    groups: dict[str, list[Name]] = {}
+    for chain, text, url in entries:
+        groups.setdefault(text, []).append(Name(chain, url))
+    names = {text: list_first([name.text for name in group], _MAX_NAMES) for text, group in groups.items()}
+    return tuple((Name(names[text], group[0].url), f": {text}") for text, group in groups.items())
+
+
 def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
-    items = tuple(
-        (Name(f"{iree.label}: {row.chain}", cell.url), f": {cell.verdict_text}: {join_lines(cell.reason, 200)}")
+    items = _group_alike(
+        (row.chain, f"{iree.label}: {cell.verdict_text}: {join_lines(cell.reason, 200)}", cell.url)
         for iree in matrix.irees_with_runs
         for row in matrix.rows
         if (cell := row.cells.get(iree.label)) is not None and cell.verdict.is_bad
@@ -245,7 +267,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(labels) < 2:
         yield table
         return
-    lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
+    lines = (line.format(base=matrix.base) for line in _LEGEND)
     notes = (note for figure, note in _NOTES.items() if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     legend += "; full from double or half on. Times that are marked ~ were disturbed, and are not shaded."

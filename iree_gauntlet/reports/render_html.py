@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
-# A long name may continue on another line behind these characters.
-_NAME_BREAK = re.compile(r"(?<=[/_$])(?=\w)")
+# Longer names may continue on another line behind these characters.
+_NAME_BREAK, _MAX_WHOLE_NAME = re.compile(r"(?<=[/_$ ])(?=[\w(-])"), 24
 # This matches a number up to its decimal point.
 _INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
 # The verdict words of exit codes; other exit codes have `inconclusive`.
@@ -120,7 +120,7 @@ def _make_table(table: Table, title: str) -> Markup:
         heads.append(f'<th scope="col"{classes}>{_escape(column.title)}{unit}{axis}</th>')
         start = f'<td{classes} data-of="{_escape(column.heading)}"'
         cell_contents = zip(cells, contents, strict=True)
-        bodies.append([f"{start}{_format_shade(cell)}>{content}</td>" for cell, content in cell_contents])
+        bodies.append([f"{start}{_format_attributes(cell)}>{content}</td>" for cell, content in cell_contents])
     head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if any(column.title for column in table.columns) else ""
     rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
     # All parts from other sources were escaped.
@@ -137,9 +137,11 @@ def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
     return [_format_cell(column, cell, longest_tail) for cell in cells]
 
 
-def _format_shade(cell: Cell) -> str:
+def _format_attributes(cell: Cell) -> str:
     if cell is None:
         return " data-none"
+    if isinstance(cell, ColouredCell) and cell.anchor:
+        return f' id="{_escape(cell.anchor)}"'
     if not isinstance(cell, HeatCell) or abs(cell.share) < 0.02:
         return ""
     shade = "var(--bad)" if cell.share > 0 else "var(--good)"
@@ -160,7 +162,8 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     if word in VERDICT_STYLES:
         return f'<span class="{tone(word)}">{_format_aligned(text, tail) if column.right else html.escape(text)}</span>'
     if column.kind is ColumnKind.NAME:
-        return f"<code>{_NAME_BREAK.sub('<wbr>', html.escape(text))}</code>" if text else ""
+        name = html.escape(text)
+        return f"<code>{_NAME_BREAK.sub('<wbr>', name) if len(text) > _MAX_WHOLE_NAME else name}</code>" if text else ""
     return _format_aligned(text, tail) if column.right else html.escape(text)
 
 

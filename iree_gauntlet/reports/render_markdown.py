@@ -48,8 +48,13 @@ def render_markdown(document: Document) -> str:
     """Return the complete document; it ends with a newline."""
     endings = (document.ending,) if document.ending else ()
     answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *endings))))
-    blocks = (_render_block(block) for block in document.file_blocks)
-    return "\n\n".join(filter(None, (f"# {escape(document.title)}", answer, *blocks))) + "\n"
+    blocks = [_render_block(block) for block in document.file_blocks]
+    origin = document.provenance
+    facts = " · ".join(f"{name} {escape(text)}" for name, text in origin.facts.items())
+    if origin.command:
+        place = f", in {code(origin.folder)}" if origin.folder else ""
+        blocks += [f"To run it again{place}:", format_code_block(origin.command, "sh")]
+    return "\n\n".join(filter(None, (f"# {escape(document.title)}", answer, facts, *blocks))) + "\n"
 
 
 def _render_block(block: Block) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Provenance, TextLink
+from iree_gauntlet.document import Code, Paragraph, Provenance, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import format_bytes
-from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_events import EndEvent, ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.reports.render_console import print_document
@@ -24,8 +24,8 @@ from iree_gauntlet.system.collector import pause_collector
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.document import Document
-    from iree_gauntlet.journal_events import EndEvent, Opening
+    from iree_gauntlet.document import Block, Document
+    from iree_gauntlet.journal_events import Opening
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.records.outcome import RunOutcome
 
@@ -42,19 +42,17 @@ _CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report
 
 
 def make_provenance(
-    iree: str, opening: Opening | RunOutcome, files: Iterable[str], end: EndEvent | float | None = None
+    iree: str, opening: Opening | RunOutcome, files: Iterable[str], end: EndEvent | float | None, longest: str = ""
 ) -> Provenance:
-    """Return a report's origin for the page's head and foot; `files` are beside it; `end` may be its seconds."""
+    """Return a report's origin; `files` are beside it; `end` may be its seconds; `longest` parts took longest."""
     start = datetime.fromisoformat(opening.time).astimezone(UTC) if opening.time else None
     start_text = f"{start:%Y-%m-%d %H:%M} UTC" if start else ""
-    seconds = end if isinstance(end, int | float) else None
-    if start and end is not None and not isinstance(end, int | float) and end.time:
-        seconds = (datetime.fromisoformat(end.time) - start).total_seconds()
     machine_info = opening.machine
     cores = f"{machine_info.cores} cores" if machine_info.cores else ""
     memory = format_bytes(machine_info.memory_bytes) if machine_info.memory_bytes else ""
     machine = ", ".join(filter(None, (machine_info.host, machine_info.cpu, cores, memory)))
-    return Provenance(start_text, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
+    origin = (start_text, iree, machine, opening.command, opening.cwd, opening.version)
+    return Provenance(*origin, tuple(files), end.seconds if isinstance(end, EndEvent) else end, longest)
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,12 @@ def list_page_links(folder: Path) -> Iterator[TextLink]:
             yield TextLink("all runs", "../" * level + INDEX)
     if (folder / EXPLAIN_FOLDER / JOURNAL).is_file():
         yield TextLink("the explanation", f"{EXPLAIN_FOLDER}/explain.html")
+
+
+def list_next_steps(commands: Iterable[str]) -> list[Block]:
+    """Return the commands to go on with, without empty ones; return nothing if there are none."""
+    lines = dict.fromkeys(filter(None, commands))
+    return [Paragraph(("Next:",)), Code("\n".join(lines), "sh")] if lines else []
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

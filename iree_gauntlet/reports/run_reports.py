@@ -23,7 +23,6 @@ from urllib.parse import quote
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.document import (
-    Bar,
     Block,
     Cell,
     Code,
@@ -45,7 +44,7 @@ from iree_gauntlet.document import (
     WorkSpan,
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
-from iree_gauntlet.formatting import format_bytes, format_duration, list_first, pluralize, take_last_lines
+from iree_gauntlet.formatting import format_duration, list_first, pluralize, take_last_lines
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, collect_chain_figures, format_chain_verdict
@@ -124,14 +123,6 @@ _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
     *(Column(title, ColumnKind.NUMBER) for title in ("before", "now", "change")),
-)
-_STAGE_COLUMNS = (
-    Column("stage"),
-    Column("steps", ColumnKind.NUMBER),
-    Column("took", ColumnKind.DURATION),
-    Column("", ColumnKind.DRAWN),
-    Column("longest", ColumnKind.DURATION),
-    Column("waited", ColumnKind.DURATION),
 )
 _STEP_COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
@@ -364,7 +355,10 @@ def run_document(
     # The first failure of each kind precedes the others.
     bad = [step for group in groups for step in group[:1]] + [step for group in groups for step in group[1:]]
     described = {step.id for step in bad[: _TERMINAL_FAILURES + _MAX_OTHER_FAILURES]}
-    blocks = [*_show_groups("What went wrong", groups, described), *_show_failures(bad[:_TERMINAL_FAILURES], folder)]
+    # A page begins with its answer, a terminal ends with it.
+    changes_and_next_steps = [*_describe_changed(previous), *_list_next_steps(outcome, bad, folder)]
+    blocks = [*_show_groups("What went wrong", groups, described), *([] if folder else changes_and_next_steps)]
+    blocks += _show_failures(bad[:_TERMINAL_FAILURES], folder)
     if others := bad[_TERMINAL_FAILURES:]:
         text = f"{len(others)} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " list them all.")))
@@ -373,18 +367,14 @@ def run_document(
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
+<<<<<<< HEAD
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures), *_describe_changed(previous)]
+=======
+    blocks += _show_figures(outcome, figures, described)
+>>>>>>> 984892c9 (Pages answer in their first screen: next steps, changes, where the time went; tables can be skipped; every link has its target)
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
-    if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
-        command = Name(f"gauntlet explain {folder or outcome.run}")
-        blocks.append(Paragraph(("to find the cause, and to pack it up for others: ", command)))
-    # Limits of specs have a field; a value measured by an earlier run has none.
-    missed = (step for step in bad if any(check.passed is False for check in step.checks))
-    if any(golden.origin.field for step in missed for golden in step.goldens):
-        blocks.append(Paragraph(("if a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
-    if outcome.state != "complete":
-        blocks.append(Paragraph(("to continue it: ", *_format_resume_command(outcome, folder))))
+    blocks += changes_and_next_steps if folder else []
     blocks += _show_time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
@@ -395,9 +385,23 @@ def run_document(
         outcome.exit_code,
         outcome.remarks,
         provenance=make_provenance(
-            outcome.toolchain.compiler, outcome, files, outcome.seconds if outcome.state == "complete" else None
+            *(outcome.toolchain.compiler, outcome, files),
+            outcome.seconds if outcome.state == "complete" else None,
+            outcome.longest_stages,
         ),
     )
+
+
+def _list_next_steps(outcome: RunOutcome, bad: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
+    if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
+        command = Name(f"gauntlet explain {folder or outcome.run}")
+        yield Paragraph(("to find the cause, and to pack it up for others: ", command))
+    # Limits of specs have a field; a value measured by an earlier run has none.
+    missed = (step for step in bad if any(check.passed is False for check in step.checks))
+    if any(golden.origin.field for step in missed for golden in step.goldens):
+        yield Paragraph(("if a new figure is right: ", Name("gauntlet golden.update"), " proposes it"))
+    if outcome.state != "complete":
+        yield Paragraph(("to continue it: ", *_format_resume_command(outcome, folder)))
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
@@ -431,28 +435,21 @@ def _make_change_table(changes: Iterable[Change]) -> Table:
 
 
 def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
-    """Show, on a page, the time line of steps and the time of each stage."""
+    """Show, on a page, the time line of steps with the time of each stage, and the longest steps."""
     timed_steps = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
     if not timed_steps:
         return
     spans = tuple(_list_spans(timed_steps, resumed=bool(outcome.resumed)))
-    stages: dict[str, list[WorkSpan]] = {}
-    for span in spans:
-        stages.setdefault(span.stage, []).append(span)
     busy, last_end = 0.0, 0.0
     for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
         busy += max(end - max(begin, last_end), 0.0)
         last_end = max(last_end, end)
-    rows: list[tuple[Cell, ...]] = []
-    for stage, group in stages.items():
-        times, wait = [span.seconds for span in group], sum(span.waited for span in group)
-        rows.append((stage, float(len(group)), sum(times), Bar(sum(times)), max(times), wait or None))
     idle_note = f"; for {format_duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
-    text = f"{format_duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
+    text = f"{format_duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]
     steps = Table(_STEP_COLUMNS, tuple((span.verdict, span.name, span.seconds) for span in longest))
-    pictures = (Paragraph((text,)), Timeline(spans), Table(_STAGE_COLUMNS, tuple(rows)))
-    yield PageOnly((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
+    pictures = (Paragraph((text,)), Timeline(spans), Paragraph(("The steps that took longest:",)))
+    yield PageOnly((Heading("How the time was spent"), *pictures, steps))
 
 
 def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
@@ -554,10 +551,15 @@ def _show_spills(figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
 
 
 def _make_figures_row(chain: ChainOutcome, figures: ChainFigures, described: Collection[str]) -> tuple[Cell, ...]:
-    """Return a chain's verdict, with a link to its failure, and its figures, in the order of `_ROW_COLUMNS`."""
+    """Return a chain's verdict, with a link to its failure, and its figures, in the order of `_ROW_COLUMNS`.
+
+    If the failure is not described, the row is the target of links to it.
+    """
     bad_step = next((step for step in chain.steps if step.verdict is chain.verdict), chain.steps[0])
-    cells = (_make_cell(figure, figures) for figure, _ in _FIGURE_COLUMNS)
-    return (_link_verdict(format_chain_verdict(chain), bad_step, described), chain.id, *cells)
+    verdict = _link_verdict(format_chain_verdict(chain), bad_step, described)
+    if chain.verdict.is_bad and not verdict.url:
+        verdict = replace(verdict, anchor=bad_step.id)
+    return (verdict, chain.id, *(_make_cell(figure, figures) for figure, _ in _FIGURE_COLUMNS))
 
 
 def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
@@ -620,7 +622,7 @@ def _show_groups(
     yield Table(_GROUP_COLUMNS, tuple(rows), _TERMINAL_GROUPS).filled_form
 
 
-def _link_verdict(text: str, step: StepOutcome, described: Collection[str]) -> Cell:
+def _link_verdict(text: str, step: StepOutcome, described: Collection[str]) -> ColouredCell:
     """Return a verdict, with a link if the document describes the step's failure."""
     return ColouredCell(text, str(step.verdict), f"#{step.id}" * (step.id in described))
 
@@ -676,13 +678,7 @@ def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
         ("toolchain", toolchain.source),
         ("gauntlet", outcome.version),
         ("targets", ", ".join(targets)),
-        ("host", machine.host),
-        ("CPU", machine.cpu),
-        ("cores", machine.cores),
-        ("memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""),
         ("devices", details.format_devices(machine)),
         ("system", machine.os),
         ("Python", machine.python),
-        ("command", outcome.command),
-        ("started", outcome.started),
     )

@@ -36,10 +36,10 @@ _COLUMNS = (
     Column("run", ColumnKind.NAME),
     Column("what"),
     Column("result"),
-    Column("started", unit="UTC"),
+    Column("started", ColumnKind.NUMBER, "UTC"),
     Column("took", ColumnKind.DURATION),
     Column("IREE"),
-    Column("command"),
+    Column("command", ColumnKind.NAME),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
 

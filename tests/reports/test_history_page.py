@@ -43,7 +43,8 @@ def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     assert found.xpath(f"string(//*[@id='{series_link[1:]}'])") == "toy001/abs@cpu"
     assert link == f"https://github.com/iree-org/iree/compare/{20:040x}...{21:040x}"
     command = "gauntlet bisect --good 3.20.0 --bad 3.21.0 --metric time --model toy001 --submodel abs --target cpu"
-    assert [code.text_content() for code in found.xpath("//pre/code")] == [command]
+    # Once below all changes, and once beside its chart.
+    assert [code.text_content() for code in found.xpath("//pre/code")] == [command] * 2
     assert len(found.xpath("//figure//*[local-name()='circle']")) == 40
     assert len(found.xpath("//td/svg[@class='course']")) == 1
     hollow = found.xpath("//*[local-name()='circle'][contains(@class, 'hollow')]")

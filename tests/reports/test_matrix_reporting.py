@@ -117,8 +117,12 @@ def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutco
     text = printed(matrix)
     lines = text.splitlines()
     results = [" ".join(line.split()) for line in lines]
-    assert "3.9.0 4 cases: 1 failed, 3 passed 1 3.9.0rc1 3.9.0rc1 3.9.0" in results
-    assert "3.12.0 4 cases: 4 passed 0 3.12.0rc1 3.12.0rc1 3.12.0" in results
+    assert "3.9.0 4 cases: 1 failed, 3 passed 1 61.2 s 3.9.0rc1 3.9.0rc1" in results
+    assert "3.12.0 4 cases: 4 passed 0 61.2 s 3.12.0rc1 3.12.0rc1" in results
+    assert (
+        "Next: gauntlet bisect --good 3.5.0 --bad 3.9.0 --metric runs --model m --submodel l3 --target cpu"
+        in " ".join(text.split())
+    )
     assert lines[-3].startswith("2 of 4 IREEs as expected")
     assert lines[-1] == "exit code 1: something failed"
     assert text.index("What changed") < text.index("verdict") < text.index("one IREE after another")
@@ -153,7 +157,8 @@ def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Pat
     assert "and 40 more, in the reports" in text
     many = {name: make_chain(dispatches=1) for name in chains}
     runs["b"] = make_release_run("b", **many)
-    assert "and 88 more, in the reports" in printed(read_matrix_outcome(write_record(tmp_path, runs)))
+    text = printed(read_matrix_outcome(write_record(tmp_path, runs)))
+    assert "  m/n000@cpu, m/n001@cpu, m/n002@cpu and 97 more: 55 (a) → 1 (b)" in text.splitlines()
 
 
 def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
@@ -167,7 +172,8 @@ def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
         assert len(counts) == 1
     assert "<strong>failed: compile</strong>" in html
     assert "gauntlet compare A B" in text
-    assert "- [`3.5.0: m/rec@cpu`](3.5.0/summary.html#m/rec@cpu:compile): failed: compile: error: large vector" in text
+    assert "- [`m/rec@cpu`](3.5.0/summary.html#m/rec@cpu:compile): 3.5.0: failed: compile: error: large vector" in text
+    assert "| [`3.5.0`](3.5.0/summary.html) | 4 cases: 2 failed, 2 passed | 1 | 61.2 s |" in text
     assert text.endswith("\n")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +10,12 @@ import pytest
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.reports.experiment_reports import make_reports, write_reports
 from iree_gauntlet.reports.runs_index import write_index
-from tests.reports.test_history_page import page as history_page
-from tests.reports.test_history_page import series, step
+from tests.reports.test_page_samples import ANSWERS
 from tests.reports.test_reporting_explained import explained, failed_run
 from tests.support.browser import NEEDS_CHROMIUM, OpenPage, launch_chromium
 from tests.support.journal_builder import JournalBuilder, make_check, make_every_verdict, make_samples
 from tests.support.matrix_builder import write_four_releases
-from tests.support.places import ROOT
+from tests.support.page_samples import PAGE_SAMPLES, write_page_samples
 from tests.support.whole_records import write_comparison
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-_RECORDED = ROOT / "tests" / "data" / "recorded"
 # The pixels between the margins of a printed page, by Chromium's own margins.
 _A4_WIDTH = 717
 _HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'`|\\" + "n" * 160
@@ -54,6 +51,19 @@ _COLOURS = """() => {
     found.push([element.textContent.trim().slice(0, 40), channels(ink), behind(element)]);
   }
   return found;
+}"""
+
+# The text that begins in the first screen, without what is folded.
+_FIRST_SCREEN = """() => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let text = "";
+  while (texts.nextNode()) {
+    const range = document.createRange();
+    range.selectNodeContents(texts.currentNode);
+    const box = range.getBoundingClientRect();
+    if (box.height && box.bottom < 900) text += texts.currentNode.textContent;
+  }
+  return text;
 }"""
 
 pytestmark = NEEDS_CHROMIUM
@@ -103,36 +113,26 @@ def _long_names(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    samples = write_page_samples(tmp_path_factory.mktemp("samples"))
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("compare", "matrix", "bisect"):
-        shutil.copytree(_RECORDED / name, folder / name)
     made = {"run": make_every_verdict, "thousands": _thousands, "failures": _failures}
     written = {name: builder().write(folder / name) for name, builder in made.items()}
-    written |= {name: folder / name for name in ("compare", "matrix", "bisect")}
     written["long"] = _long_names(folder / "long")
     written["releases"] = write_four_releases(folder / "releases")
     written["explained"] = explained(failed_run(folder))
     for path in written.values():
         write_reports(path)
     write_reports(written["explained"] / "explain")
-    items = [series(number, 60) for number in range(6)]
-    history = folder / "history.html"
-    history.write_text(history_page(*items, findings=tuple(step(item, 31) for item in items)), encoding="utf-8")
     index, _ = write_index(folder, make_reports, all_of_them=True)
-    found = {"history": history, "index": index, "explanation": written["explained"] / "explain" / "explain.html"}
-    names = {
-        "compare": "comparison",
-        "long": "comparison",
-        "bisect": "bisect",
-        "matrix": "matrix",
-        "releases": "matrix",
-    }
-    return {name: path / f"{names.get(name, 'summary')}.html" for name, path in written.items()} | found
+    found = {"short index": index, "short explanation": written["explained"] / "explain" / "explain.html"}
+    names = {"long": "comparison", "releases": "matrix"}
+    pages = {name: path / f"{names.get(name, 'summary')}.html" for name, path in written.items()}
+    return {**samples, **pages, **found}
 
 
 _PAGES = (
-    *("run", "thousands", "failures", "compare", "long", "matrix", "bisect", "releases", "explained", "explanation"),
-    *("history", "index"),
+    *("run", "thousands", "failures", "long", "explained", "short explanation", "short index"),
+    *(name for name in PAGE_SAMPLES if name not in ("run, failures", "matrix, 300 failures")),
 )
 
 
@@ -153,7 +153,8 @@ def test_it_fits_says_nothing_and_asks_for_nothing(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", _PAGES)
+# The maps of a sweep have colours of their own behind their text.
+@pytest.mark.parametrize("name", [name for name in _PAGES if name != "sweep"])
 def test_all_text_can_be_told_from_what_is_behind_it(
     browser: Browser, pages: dict[str, Path], name: str, scheme: str
 ) -> None:
@@ -230,6 +231,40 @@ def test_a_verdict_leads_to_its_failure_whose_command_is_folded(browser: Browser
     assert command.is_visible() is True
 
 
+def test_a_table_is_passed_in_one_step(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = OpenPage(browser, pages["996 cases, 300 failures"])
+    link = opened.page.locator("h2:has-text('Figures') + a.skip")
+    assert (link.bounding_box() or {"height": 0})["height"] <= 1
+    link.focus()
+    box = link.bounding_box() or {"x": 0.0, "width": 0.0, "height": 0.0}
+    assert box["height"] > 15
+    assert box["x"] + box["width"] <= 1280
+    opened.page.keyboard.press("Enter")
+    opened.page.keyboard.press("Tab")
+    # Without it, three hundred links lie between them.
+    assert opened.page.evaluate("document.activeElement.textContent") == "696 more cases"
+    assert opened.page.locator("h2:has-text('Figures') ~ .wide >> nth=0 >> a").count() == 200
+    opened.context.close()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_first_screen_answers(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    opened = OpenPage(browser, pages[name])
+    assert [text for text in ANSWERS[name] if text not in opened.page.evaluate(_FIRST_SCREEN)] == []
+    opened.context.close()
+
+
+def test_on_a_phone_a_verdict_has_its_iree_and_a_figure_stays_whole(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = OpenPage(browser, pages["matrix"], 400)
+    verdicts = opened.page.locator("h3:has-text('Verdicts') ~ .wide >> nth=0 >> tr >> nth=1 >> td.verdict").all()
+    labels = [verdict.evaluate("e => getComputedStyle(e, '::before').content") for verdict in verdicts]
+    assert labels == ['"3.5.0"', '"3.9.0"', '"3.12.0"', '"3.13.0"'] or "attr(data-of)" in labels
+    opened = OpenPage(browser, pages["history"], 400)
+    for cell in opened.page.locator("td.drawn").all():
+        assert (cell.bounding_box() or {"height": 99})["height"] < 30
+    opened.context.close()
+
+
 def test_a_case_of_many_is_found_though_it_is_folded(browser: Browser, pages: dict[str, Path]) -> None:
     opened = OpenPage(browser, pages["thousands"])
     name = "ops/case_0001@cpu"
@@ -259,7 +294,7 @@ def test_on_a_phone_a_model_without_figures_is_a_line_and_others_are_few(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     opened = OpenPage(browser, pages["run"], 400)
-    rows = opened.page.locator("h2:has-text('Figures') + .wide tbody tr").all()
+    rows = opened.page.locator("h2:has-text('Figures') ~ .wide >> nth=0 >> tbody tr").all()
     heights = {row.inner_text().split()[1]: (row.bounding_box() or {"height": 0})["height"] for row in rows}
     assert heights["skipped"] < 45
     assert heights["passed"] < 130

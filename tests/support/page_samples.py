@@ -201,7 +201,7 @@ def _write_counts(folder: Path) -> Path:
         dispatches = {"part": "dispatches", "a": a - 60_000, "b": a - 60_000 + more, "verdict": verdict}
         dispatches |= {"more": ["conv_14x14x256x5x5_f32"]} if more else {}
         outside = {"part": "outside", "a": 60_000, "b": 60_038, "verdict": "same work"}
-        work = {"verdict": verdict, "reason": "", "instructions": {"A": a, "B": a + more + 38}}
+        work: dict[str, Any] = {"verdict": verdict, "reason": "", "instructions": {"A": a, "B": a + more + 38}}
         work |= {"ratio": (a + more + 38) / a, "counter": "valgrind 3.19", "cpu": "x86-64-v3", "outside": 38}
         events.append(("result", {"step": model, "work": {**work, "parts": [dispatches, outside]}}))
     where = {"step": _MODELS[0], "dispatches": _make_profile("instructions", 14.0), "compile": []}
@@ -318,10 +318,10 @@ def write_page_samples(folder: Path) -> dict[str, Path]:
     pages = {}
     for number, (name, (page, write)) in enumerate(_RECORDS.items()):
         record = write(folder / f"{_RUN}-{number:02}")
-        write_reports(record)
+        # A matrix and a comparison have runs inside.
+        for journal in (*record.glob("*/journal.jsonl"), record / "journal.jsonl"):
+            write_reports(journal.parent)
         pages[name] = record / f"{page}.html"
-        if "/" in page:
-            write_reports(pages[name].parent)
     for name, text in (("history", _make_history()), ("sweep", _make_sweep())):
         pages[name] = folder / f"{name}.html"
         pages[name].write_text(text, encoding="utf-8")

@@ -522,7 +522,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader, end: EndEvent 
     *facts, summary = collect_heading_facts(header, rows)
     return Document(
         "IREE Gauntlet: micro-benchmarks",
-        summary,
+        f"{_describe_fastest(rows)}{summary}",
         tuple(facts),
         tuple(blocks),
         exit_code=end.exit_code if end else None,
@@ -531,9 +531,20 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader, end: EndEvent 
             header.toolchain.compiler,
             Opening.from_dict({**header.as_dict(), "kind": "micro", "time": header.started}),
             ("results.md", "results.csv", "results.json"),
-            end.seconds if end else None,
+            end,
         ),
     )
+
+
+def _describe_fastest(rows: Sequence[Row]) -> str:
+    """Describe the recipe with the largest mean speed-up; empty without speed-ups."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.speedup and not row.is_baseline:
+            ratios.setdefault(row.recipe, []).append(row.speedup.ratio)
+    means = {recipe: find_mean_ratio(values) or 0.0 for recipe, values in ratios.items()}
+    fastest = max(means, key=means.__getitem__, default="")
+    return f"fastest: {fastest}, {format_factor(means[fastest])}× in the geometric mean; " if fastest else ""
 
 
 def make_speedup_table(entry: SweepEntry) -> Table:
@@ -567,10 +578,8 @@ def _make_entry_blocks(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterat
 
 def _make_table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Table:
     """Return a table without empty columns."""
-    indices = [index for index in range(len(columns)) if any(row[index] not in ("", NO_VALUE) for row in rows)]
-    return Table(
-        tuple(columns[index] for index in indices), tuple(tuple(row[index] for index in indices) for row in rows)
-    )
+    cells = tuple(tuple(None if cell in ("", NO_VALUE) else cell for cell in row) for row in rows)
+    return Table(tuple(columns), cells).filled_form
 
 
 def _collect_figures(row: Row) -> tuple[str, ...]:
