@@ -403,6 +403,7 @@ class Document:
         details: blocks that only files show.
         exit_code: exit code of the command; None if the command has not finished.
         remarks: important notes, one line each: below the answer in files, above the answer on a terminal.
+        first_failure: what went wrong first, and why, in one line; empty if nothing did.
         meaning: meaning of the exit code, if it differs from the usual meaning.
         stored_data: data for the page that will replace this page; only pages store these data, invisibly.
     """
@@ -415,6 +416,7 @@ class Document:
     exit_code: ExitCode | None = None
     remarks: tuple[str, ...] = ()
     meaning: str = ""
+    first_failure: str = ""
     stored_data: str = ""
     provenance: Provenance = field(default_factory=Provenance)
 

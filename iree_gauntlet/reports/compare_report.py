@@ -387,7 +387,7 @@ def _make_comparison_document(
         exit_code=code,
         meaning=meaning if code is ExitCode.FAILED else "",
         provenance=make_provenance(
-            ", ".join(side.title for side in record.sides),
+            ", ".join(side.asked for side in record.sides),
             replace(opening, command=first.command, cwd=first.cwd, version=first.version),
             ("comparison.md", "comparison.json", "junit.xml"),
             record.end,

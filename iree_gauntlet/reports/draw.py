@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CELL_WIDTH, _CELL_HEIGHT = 200, 18
 _EDGE_MARGIN = 5
 # This is the minimum distance between two labels of an axis.
-_MIN_LABEL_DISTANCE = 38
+_MIN_LABEL_DISTANCE = 34
 _WIDTH = 1200
 _CHART_HEIGHT, _MAX_DOTS = 160, 150
 # The space for values to the left of a chart, the steps between its releases, and the space for the lower value.
@@ -166,7 +166,7 @@ def _draw_chart(chart: Chart) -> Markup:
     marks = (round(last * mark / _CHART_STEPS) for mark in range(_CHART_STEPS, -1, -1))
     releases = {chart.origins[index][1]: index for index in marks}
     parts += [
-        _format_text(to_x(index), _CHART_HEIGHT + 18, name, "", "end" if index == last else "middle")
+        _format_text(to_x(index), _CHART_HEIGHT + 22, name, "", "end" if index == last else "middle")
         for name, index in releases.items()
     ]
     parts += [
@@ -184,7 +184,7 @@ def _draw_chart(chart: Chart) -> Markup:
             title = escape(join_lines(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
             css = "dot hollow" if index in chart.disturbed else "dot"
             parts.append(f'<circle class="{css}" cx="{x:.0f}" cy="{y:.0f}" r="4"><title>{title}</title></circle>')
-    return _make_svg("chart", _WIDTH, _CHART_HEIGHT + 26, "".join(parts), chart.text)
+    return _make_svg("chart", _WIDTH, _CHART_HEIGHT + 30, "".join(parts), chart.text)
 
 
 def _make_scales(

@@ -187,7 +187,11 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         irees.append((label, iree.result_text, code, seconds, *tools))
     blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
     blocks += (Paragraph((line,)) for line in _list_mean_lines(matrix))
-    blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
+    failures = _list_failures(matrix)
+    if failures:
+        note = ("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run.")
+        blocks += [Heading("What went wrong"), Items(failures, _TERMINAL_CHANGES), Paragraph(note)]
+    blocks += [*_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {subject}{suite}",
         f"{ok_count} of {count} {'runs' if variant_count else 'IREEs'} as expected",
@@ -195,6 +199,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         tuple(blocks),
         exit_code=matrix.exit_code,
         remarks=(*matrix.remarks, *hints),
+        first_failure=f"{failures[0][0].text}{failures[0][1]}" if failures else "",
         provenance=make_provenance(
             ", ".join(iree.label for iree in matrix.irees),
             replace(matrix.opening, machine=matrix.machine),
@@ -224,7 +229,7 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
             yield Items(items, _TERMINAL_CHANGES)
 
 
-def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[Text, ...]:
+def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[tuple[Name, str], ...]:
     """Return an item for each text, which names the first of the chains that have it; entries end with a link."""
     groups: dict[str, list[Name]] = {}
     for chain, text, url in entries:
@@ -233,17 +238,13 @@ def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[Text, ...]:
     return tuple((Name(names[text], group[0].url), f": {text}") for text, group in groups.items())
 
 
-def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
-    items = _group_alike(
+def _list_failures(matrix: MatrixOutcome) -> tuple[tuple[Name, str], ...]:
+    return _group_alike(
         (row.chain, f"{iree.label}: {cell.verdict_text}: {join_lines(cell.reason, 200)}", cell.url)
         for iree in matrix.irees_with_runs
         for row in matrix.rows
         if (cell := row.cells.get(iree.label)) is not None and cell.verdict.is_bad
     )
-    if items:
-        yield Heading("What went wrong")
-        yield Items(items, _TERMINAL_CHANGES)
-        yield Paragraph(("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."))
 
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
-# Longer names may continue on another line behind these characters.
-_NAME_BREAK, _MAX_WHOLE_NAME = re.compile(r"(?<=[/_$ ])(?=[\w(-])"), 24
+# Longer names may continue on another line behind spaces and these characters.
+_NAME_BREAK, _MAX_WHOLE_NAME = re.compile(r"(?<=[/_$])(?=\w)"), 24
 # This matches a number up to its decimal point.
 _INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
 # The verdict words of exit codes; other exit codes have `inconclusive`.
@@ -162,8 +162,8 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     if word in VERDICT_STYLES:
         return f'<span class="{tone(word)}">{_format_aligned(text, tail) if column.right else html.escape(text)}</span>'
     if column.kind is ColumnKind.NAME:
-        name = html.escape(text)
-        return f"<code>{_NAME_BREAK.sub('<wbr>', name) if len(text) > _MAX_WHOLE_NAME else name}</code>" if text else ""
+        words = [f"<span>{_NAME_BREAK.sub('<wbr>', word)}</span>" for word in html.escape(text).split(" ")]
+        return f"<code>{' '.join(words) if len(text) > _MAX_WHOLE_NAME else html.escape(text)}</code>" if text else ""
     return _format_aligned(text, tail) if column.right else html.escape(text)
 
 

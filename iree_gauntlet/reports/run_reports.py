@@ -384,6 +384,7 @@ def run_document(
         tuple(_show_details(outcome)),
         outcome.exit_code,
         outcome.remarks,
+        first_failure=f"{groups[0][0].title}: {details.format_common_cause(groups[0])}" if groups else "",
         provenance=make_provenance(
             *(outcome.toolchain.compiler, outcome, files),
             outcome.seconds if outcome.state == "complete" else None,

@@ -11,8 +11,7 @@ from urllib.parse import quote
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.formatting import pluralize
-from iree_gauntlet.journal_events import ExperimentKind
-from iree_gauntlet.journal_format import JOURNAL, read_kind
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import INDEX, write_report
@@ -34,7 +33,6 @@ _MAX_NEW_FOLDERS = 20
 _COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
     Column("run", ColumnKind.NAME),
-    Column("what"),
     Column("result"),
     Column("started", ColumnKind.NUMBER, "UTC"),
     Column("took", ColumnKind.DURATION),
@@ -50,12 +48,10 @@ class _IndexEntry(Recorded):
 
     Attributes:
         stamp: the state of the folder's journal; if the stamp changes, the folder is read again.
-        kind: the experiment's kind, for people.
         code, meaning: the exit code, and its meaning; None and empty if the experiment is unfinished or unreadable.
     """
 
     stamp: str
-    kind: str
     code: ExitCode | None = None
     meaning: str
     result: str
@@ -128,8 +124,6 @@ def _read_entries(path: Path) -> dict[str, _IndexEntry]:
 
 
 def _read_entry(folder: Path, make: Callable[[Path], Reports], existing: Reports | None, stamp: str) -> _IndexEntry:
-    experiment_kind = read_kind(folder / JOURNAL) or ExperimentKind.RUN
-    kind = ExperimentKind.RUN.noun if experiment_kind.is_run else experiment_kind.noun
     try:
         document = (existing or make(folder)).document(None)
     except GauntletError as error:
@@ -137,10 +131,9 @@ def _read_entry(folder: Path, make: Callable[[Path], Reports], existing: Reports
     origin = document.provenance
     return _IndexEntry(
         stamp=stamp,
-        kind=kind,
         code=document.exit_code,
         meaning=document.ending.partition(": ")[2],
-        result=document.answer,
+        result="; ".join(filter(None, (document.answer, document.first_failure))),
         started=origin.started.removesuffix(" UTC"),
         seconds=origin.seconds,
         iree=origin.iree,
@@ -157,7 +150,7 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
         if entry.code is not None:
             verdict = ColouredCell(entry.meaning, ENDINGS.get(entry.code, "inconclusive"))
         cells = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
-        rows.append((verdict, run, entry.kind, *cells))
+        rows.append((verdict, run, *cells))
     note = f"{pluralize(omitted_count, 'older folder')} not read yet: gauntlet report --index reads all."
     failure_count = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
