@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CELL_WIDTH, _CELL_HEIGHT = 200, 18
 _EDGE_MARGIN = 5
 # This is the minimum distance between two labels of an axis.
-_MIN_LABEL_DISTANCE = 34
+_MIN_LABEL_DISTANCE = 35
 _WIDTH = 1200
 _CHART_HEIGHT, _MAX_DOTS = 160, 150
 # The space for values to the left of a chart, the steps between its releases, and the space for the lower value.

@@ -25,8 +25,8 @@ ANSWERS = {
     ),
     "comparison, instructions": ("gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric instructions", "exact"),
     "matrix": (
-        "gauntlet bisect --good 3.5.0 --bad 3.9.0 --metric runs",
-        "over 1 model that every IREE has: 3.9.0 ×0.87",
+        "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric runs --model m --submodel detector",
+        "geometric mean of run time over 3 models that every IREE has: 3.8.0 ×1.77",
     ),
     "matrix, 300 failures": ("m/op_000@cpu, m/op_001@cpu, m/op_002@cpu and 297 more: 3.13.0: failed: compile",),
     "bisection": ("first bad: 3.10.0; last good: 3.9.0", "git -C iree show", "99 % confidence"),

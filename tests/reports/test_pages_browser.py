@@ -258,7 +258,7 @@ def test_on_a_phone_a_verdict_has_its_iree_and_a_figure_stays_whole(browser: Bro
     opened = OpenPage(browser, pages["matrix"], 400)
     verdicts = opened.page.locator("h3:has-text('Verdicts') ~ .wide >> nth=0 >> tr >> nth=1 >> td.verdict").all()
     labels = [verdict.evaluate("e => getComputedStyle(e, '::before').content") for verdict in verdicts]
-    assert labels == ['"3.5.0"', '"3.9.0"', '"3.12.0"', '"3.13.0"'] or "attr(data-of)" in labels
+    assert labels[:2] + labels[-1:] == ['"3.5.0"', '"3.8.0"', '"3.13.0"']
     opened = OpenPage(browser, pages["history"], 400)
     for cell in opened.page.locator("td.drawn").all():
         assert (cell.bounding_box() or {"height": 99})["height"] < 30
