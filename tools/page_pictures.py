@@ -33,6 +33,7 @@ _WIDTHS = {400: 210, 1280: 650, 2560: 920}
 _MAX_HEIGHT, _SCREEN_HEIGHT = 3000, 900
 _DOCS_WIDTH = 1180
 _STYLE = """body { font: 15px system-ui, sans-serif; margin: 1rem; }
+div { overflow-x: auto; white-space: nowrap; }
 figure { display: inline-block; margin: 0 1rem 1rem 0; vertical-align: top; }
 img { border: 1px solid #999; display: block; object-fit: cover; object-position: top; }"""
 _FIGURE = (
@@ -74,7 +75,7 @@ def write_pictures(browser: Browser, folder: Path, before: Path | None) -> Path:
             figures.append((picture, shown_width, f"{width}: {escape(faults)}" if faults else f"{width}"))
         pictures = "".join(_FIGURE.format(escape(path.resolve().as_uri()), *shown) for path, *shown in figures)
         title = f'<a href="{escape(page.resolve().as_uri())}">{escape(name)}</a>, {page.stat().st_size / 1e3:.0f} kB'
-        rows.append(f"<h2>{title}</h2>\n{pictures}\n")
+        rows.append(f"<h2>{title}</h2>\n<div>{pictures}</div>\n")
     sheet = folder / "pictures.html"
     text = f"<!doctype html>\n<title>Pages</title>\n<style>{_STYLE}</style>\n{''.join(rows)}"
     sheet.write_text(text, encoding="utf-8")

@@ -334,15 +334,16 @@ PAGE_SAMPLES = (*_RECORDS, "history", "index", "sweep")
 
 def write_page_samples(folder: Path) -> dict[str, Path]:
     """Write all records and their pages; return the pages by the names of `PAGE_SAMPLES`."""
-    pages = {}
+    pages, reports = {}, {}
     for number, (name, (page, write)) in enumerate(_RECORDS.items()):
         record = write(folder / f"{_RUN}-{number:02}")
         # A matrix and a comparison have runs inside.
-        for journal in (*record.glob("*/journal.jsonl"), record / "journal.jsonl"):
+        for journal in record.glob("*/journal.jsonl"):
             write_reports(journal.parent)
+        reports[record.name] = write_reports(record)
         pages[name] = record / f"{page}.html"
     for name, text in (("history", _make_history()), ("sweep", _make_sweep())):
         pages[name] = folder / f"{name}.html"
         pages[name].write_text(text, encoding="utf-8")
-    pages["index"], _ = write_index(folder, make_reports, all_of_them=True)
+    pages["index"], _ = write_index(folder, make_reports, all_of_them=True, existing=reports)
     return {name: pages[name] for name in PAGE_SAMPLES}
