@@ -367,11 +367,7 @@ def run_document(
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
-<<<<<<< HEAD
-    blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures), *_describe_changed(previous)]
-=======
-    blocks += _show_figures(outcome, figures, described)
->>>>>>> 984892c9 (Pages answer in their first screen: next steps, changes, where the time went; tables can be skipped; every link has its target)
+    blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
     blocks += changes_and_next_steps if folder else []
