@@ -43,6 +43,7 @@ KINDS = {
     "artifacts/random": EVERYWHERE,
     # In a value, and in what makes it JSON.
     "modules/entry.json": (0.5, 1.0),
+    "modules/code": (0.5,),
     "modules/module": (0.5,),
     "modules/module0": (0.0,),
     "modules/parameters": (1.0,),
