@@ -117,7 +117,7 @@ class Sandbox:
         self.folder.mkdir()
         _call("git", "clone", "-q", "--no-hardlinks", _CHECKOUT, self.checkout)
         _call("uv", "venv", "-q", "--python", _find_python(), self.python.parent.parent)
-        extras = f"{self.checkout}[cluster,iree,record]"
+        extras = f"{self.checkout}[cluster,code,iree,record]"
         group = f"{self.checkout / 'pyproject.toml'}:test"
         _call("uv", "pip", "install", "-q", "--python", self.python, "-e", extras, "pip", "--group", group)
         for path in self._tools.glob("libIREECompiler.so"):
