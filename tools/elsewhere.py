@@ -42,7 +42,8 @@ class Machine:
     """A simulated machine and user.
 
     Attributes:
-        cpu: the CPU that `host` resolves to; modules compiled for it run on this machine.
+        cpu: the CPU that `host` resolves to.
+        feature: the feature that a real CPU needs to run modules compiled for `cpu`, as in `/proc/cpuinfo`.
         zone, locale, umask: the user's settings.
         home: True if the user has a home, whose path contains blanks; False if HOME is unset.
         cores: number of this machine's cores that the tests may use; 0 for all.
@@ -56,15 +57,16 @@ class Machine:
     umask: str
     home: bool = True
     cores: int = 0
+    feature: str = "avx2"
     pytest: tuple[str, ...] = _IREE_TESTS
 
 
 MACHINES = (
     Machine("v3", "x86-64-v3", "Asia/Kathmandu", "tr_TR.UTF-8", "077", pytest=()),
     Machine("v2", "x86-64-v2", "America/St_Johns", "C", "002", home=False),
-    Machine("v4", "x86-64-v4", "Pacific/Apia", "de_DE.UTF-8", "027", cores=1),
-    Machine("zen", "znver4", "UTC", "ja_JP.UTF-8", "022"),
-    Machine("intel", "icelake-server", "Africa/Casablanca", "C.UTF-8", "000"),
+    Machine("v4", "x86-64-v4", "Pacific/Apia", "de_DE.UTF-8", "027", cores=1, feature="avx512f"),
+    Machine("zen", "znver4", "UTC", "ja_JP.UTF-8", "022", feature="avx512f"),
+    Machine("intel", "icelake-server", "Africa/Casablanca", "C.UTF-8", "000", feature="avx512f"),
 )
 
 
@@ -81,14 +83,21 @@ def main(arguments: Sequence[str]) -> int:
     if missing:
         sys.stderr.write(f"error: {missing}\n")
         return 2
+    features = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    machines = [machine for machine in MACHINES if not names or machine.name in names]
+    too_new = [machine for machine in machines if machine.feature not in features]
+    for machine in too_new:
+        _print_line(f"{machine.name} ({machine.cpu}) is left out: this machine's CPU lacks {machine.feature}")
+    if names and too_new == machines:
+        return 2
     codes = []
     with tempfile.TemporaryDirectory(prefix="elsewhere-") as directory:
         # The unknown user must be able to reach its files below this directory.
         Path(directory).chmod(0o755)
         sandbox = Sandbox(Path(directory) / "a path with blanks")
         sandbox.create()
-        for machine in MACHINES:
-            if not names or machine.name in names:
+        for machine in machines:
+            if machine not in too_new:
                 start = time.monotonic()
                 code = sandbox.run(machine, options)
                 codes.append(code)
