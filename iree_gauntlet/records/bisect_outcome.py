@@ -18,7 +18,7 @@ from iree_gauntlet.records.outcome import list_lock_remarks
 from iree_gauntlet.variants import FlagVariant  # noqa: TC001 - read at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.journal_events import EndEvent
@@ -38,12 +38,21 @@ def format_bisect_command(ends: Sequence[str], metric: str, chain: str) -> str:
     if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
         return ""
     good, bad = ends
+    options = {"good": [good], "bad": [bad], "metric": [metric], **select_chain(chain)}
+    return shlex.join(("gauntlet", "bisect", *format_options(options)))
+
+
+def select_chain(chain: str) -> dict[str, list[str]]:
+    """Return the values of the options that select a chain: its model, submodel, target and variants."""
     name, _, place = chain.partition("@")
     model, _, submodel = name.rpartition("/")
     target, *variants = place.split("+")
-    options = {"good": good, "bad": bad, "metric": metric, "model": model, "submodel": submodel, "target": target}
-    words = [*options.items(), *(("variant", variant) for variant in variants)]
-    return shlex.join(("gauntlet", "bisect", *(word for key, value in words for word in (f"--{key}", value))))
+    return {"model": [model], "submodel": [submodel], "target": [target], "variant": variants}
+
+
+def format_options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return options and their values as words of a command line."""
+    return tuple(word for name, values in options.items() for text in values for word in (f"--{name}", text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class ChainFigures:
         statistic: the statistic of the time.
         disturbance: what disturbed the machine while the time was measured, such as other work; empty for nothing.
         has_disturbed_time: True if the time counts as disturbed.
-        code: the code of the main module's dispatches; None if the module was not read.
+        code: the code of the main module's dispatches; empty if it was not read.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
     """
 
@@ -46,7 +46,7 @@ class ChainFigures:
     statistic: Statistic = Statistic.MEAN
     disturbance: str = ""
     has_disturbed_time: bool = False
-    code: tuple[DispatchCode, ...] | None = None
+    code: tuple[DispatchCode, ...] = ()
     counted_by: str = ""
 
     @property
@@ -104,7 +104,6 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Collect the figures of a chain from its steps."""
     main_steps = [step for step in chain.steps if not step.is_for_count and step.verdict is not Verdict.SKIPPED]
     compiles = [step for step in main_steps if step.stage is Figure.COMPILE_TIME.row.stage]
-    codes = [step.typed_statistics for step in compiles if not step.role]
     timed_steps = [step for step in chain.steps if step.samples is not None]
     count_records = [
         step.typed_statistics for step in chain.steps if step.is_for_count and step.typed_statistics.counter
@@ -135,7 +134,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
         disturbance="; ".join(causes or disturbances),
         has_disturbed_time=bool(disturbances),
-        code=next((code.code for code in codes if code.code or code.code_problems), None),
+        code=next((step.typed_statistics.code for step in compiles if not step.role), ()),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 

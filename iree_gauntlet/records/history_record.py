@@ -24,7 +24,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.recorded import Recorded, RecordError, read_json
-from iree_gauntlet.records.bisect_outcome import format_bisect_command
+from iree_gauntlet.records.bisect_outcome import format_bisect_command, format_options, select_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -254,13 +254,12 @@ class SeriesKey:
     @property
     def selection(self) -> dict[str, list[str]]:
         """The values of the options that select the case: its model, submodel, target and variants."""
-        target, *variants = self.target.split("+")
-        return {"model": [self.model], "submodel": [self.submodel], "target": [target], "variant": variants}
+        return select_chain(self.case)
 
     @property
     def selection_options(self) -> tuple[str, ...]:
         """The words of a command line that select the case."""
-        return tuple(word for name, values in self.selection.items() for text in values for word in (f"--{name}", text))
+        return format_options(self.selection)
 
     @property
     def quantity(self) -> str:
