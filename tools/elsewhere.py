@@ -63,7 +63,7 @@ class Machine:
 
 MACHINES = (
     Machine("v3", "x86-64-v3", "Asia/Kathmandu", "tr_TR.UTF-8", "077", pytest=()),
-    Machine("v2", "x86-64-v2", "America/St_Johns", "C", "002", home=False),
+    Machine("v2", "x86-64-v2", "America/St_Johns", "C", "002", home=False, feature="sse4_2"),
     Machine("v4", "x86-64-v4", "Pacific/Apia", "de_DE.UTF-8", "027", cores=1, feature="avx512f"),
     Machine("zen", "znver4", "UTC", "ja_JP.UTF-8", "022", feature="avx512f"),
     Machine("intel", "icelake-server", "Africa/Casablanca", "C.UTF-8", "000", feature="avx512f"),

@@ -32,6 +32,7 @@ _WIDTHS = {400: 210, 1280: 650, 2560: 920}
 # A picture shows at most this many pixels of a page; the first screen ends at the line.
 _MAX_HEIGHT, _SCREEN_HEIGHT = 3000, 900
 _DOCS_WIDTH = 1180
+_SHEET = "pictures.html"
 _STYLE = """body { font: 15px system-ui, sans-serif; margin: 1rem; }
 div { overflow-x: auto; white-space: nowrap; }
 figure { display: inline-block; margin: 0 1rem 1rem 0; vertical-align: top; }
@@ -63,7 +64,11 @@ def save_picture(browser: Browser, page_file: Path, picture: Path, width: int, h
 
 def write_pictures(browser: Browser, folder: Path, before: Path | None) -> Path:
     """Write all records, their pages, their pictures, and the page of pictures; return that page's path."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        # Remove nothing that this program has not written.
+        if not (folder / _SHEET).is_file():
+            sys.exit(f"{folder} exists, and was not written by this program: name another folder")
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     rows = []
     for name, page in write_page_samples(folder).items():
@@ -76,7 +81,7 @@ def write_pictures(browser: Browser, folder: Path, before: Path | None) -> Path:
         pictures = "".join(_FIGURE.format(escape(path.resolve().as_uri()), *shown) for path, *shown in figures)
         title = f'<a href="{escape(page.resolve().as_uri())}">{escape(name)}</a>, {page.stat().st_size / 1e3:.0f} kB'
         rows.append(f"<h2>{title}</h2>\n<div>{pictures}</div>\n")
-    sheet = folder / "pictures.html"
+    sheet = folder / _SHEET
     text = f"<!doctype html>\n<title>Pages</title>\n<style>{_STYLE}</style>\n{''.join(rows)}"
     sheet.write_text(text, encoding="utf-8")
     return sheet
