@@ -277,6 +277,8 @@ CODE_FIGURES = {
     "stores": "stores",
     "stack_accesses": "stack",
 }
+# Those of them that count spilled registers.
+SPILL_FIGURES = ("vgpr_spills", "sgpr_spills")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +305,7 @@ class StepStatistics(Recorded):
         disturbed: other activity of the machine during time measurements.
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: statistics of a benchmark that repeatedly
             pushes inputs from the host.
-        code: the code of the module's dispatches.
-        code_problems: reasons for unknown code; with neither of both, the module was not read.
+        code: the code of the module's dispatches; empty if it was not read.
     """
 
     counter: str = ""
@@ -317,7 +318,6 @@ class StepStatistics(Recorded):
     tokens_per_sec: float | None = None
     latency_ms: Percentiles | None = None
     code: tuple[DispatchCode, ...] = ()
-    code_problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

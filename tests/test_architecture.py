@@ -48,9 +48,9 @@ WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
     "files": 304,
-    "lines": 83_625,
-    "code": 59_239,
-    "docs": 10_341,
+    "lines": 83_620,
+    "code": 59_233,
+    "docs": 10_340,
     "imports": 6_243,
     "keys": 351,
     "any": 593,

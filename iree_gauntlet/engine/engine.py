@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.commands import LOADING_FLAG
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
-from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_code, read_compiler_figures
+from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import MachineShare
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
@@ -26,6 +26,7 @@ from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, find_error_path
 from iree_gauntlet.figures import GOLDEN_FIGURES, Figure
 from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.measuring.code.module_code import load_module_code
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe_check
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
@@ -415,7 +416,7 @@ class Engine:
         tuned = read_tuned_dispatches(Path(step.find_output("tuning"))) if step.command else None
         statistics: dict[str, Any] = {
             **read_compiler_figures(Path(step.find_input("statistics").path)),
-            **read_code(step.find_input(_MODULE).path, step.find_input("code").path),
+            **load_module_code(Path(step.find_input(_MODULE).path), Path(step.find_input("code").path)).statistics,
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
         if tuned or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):

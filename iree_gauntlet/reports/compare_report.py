@@ -326,11 +326,7 @@ def make_comparison_reports(folder: Path) -> Reports:
         for side in record.sides
     )
     rows, figures = list_rows(record), _list_figure_changes(record, (a, b))
-    codes = {
-        model: compare_code(cell.figures.code or (), b[model].figures.code or ())
-        for model, cell in a.items()
-        if model in b
-    }
+    codes = {model: compare_code(cell.figures.code, b[model].figures.code) for model, cell in a.items() if model in b}
     document = _make_comparison_document(record, rows, figures, codes)
     files = {
         **make_pages("comparison", lambda: document, folder),

@@ -56,7 +56,7 @@ from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
-from iree_gauntlet.results import CODE_FIGURES
+from iree_gauntlet.results import CODE_FIGURES, SPILL_FIGURES
 from iree_gauntlet.stages import CHECK_STAGES, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
@@ -129,7 +129,7 @@ _STEP_COLUMNS = (
     Column("step", ColumnKind.NAME),
     Column("took", ColumnKind.DURATION),
 )
-_SPILL_FIGURES, _SPILL_DETAILS = ("vgpr_spills", "sgpr_spills"), ("vgprs", "scratch_bytes", "occupancy")
+_SPILL_DETAILS = ("vgprs", "scratch_bytes", "occupancy")
 _SPILL_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("dispatch", ColumnKind.NAME),
@@ -534,9 +534,9 @@ def _show_figures(
 def _show_spills(figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
     """Show the dispatches that spill registers to memory, the worst first."""
     spills = [
-        (sum(dispatch.figures.get(key, 0) for key in _SPILL_FIGURES), model, dispatch)
+        (sum(dispatch.figures.get(key, 0) for key in SPILL_FIGURES), model, dispatch)
         for model, metrics in figures.items()
-        for dispatch in metrics.code or ()
+        for dispatch in metrics.code
     ]
     rows = tuple(
         (model, dispatch.name, dispatch.target, float(count), *(dispatch.figures.get(key) for key in _SPILL_DETAILS))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.measuring.code import module_code
+from tests.support.spilling_product import SPILLING_PRODUCT
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -17,26 +18,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
-# A product whose tile is too large for a gfx1100, and not for a gfx942.
-_PRODUCT = """
-!a = tensor<256x1024xf16>
-!b = tensor<1024x512xf16>
-!c = tensor<256x512xf32>
-func.func @product(%a: !a, %b: !b) -> !c {
-  %zero = arith.constant 0.0 : f32
-  %empty = tensor.empty() : !c
-  %fill = linalg.fill ins(%zero : f32) outs(%empty : !c) -> !c
-  %c = linalg.matmul ins(%a, %b : !a, !b) outs(%fill : !c) -> !c
-  return %c : !c
-}
-"""
 _INPUTS = ["256x1024xf16", "1024x512xf16"]
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path, cache="flags")
-    (project.regressions / "product.mlir").write_text(_PRODUCT)
+    (project.regressions / "product.mlir").write_text(SPILLING_PRODUCT)
     flags = {"compiler_flags": [], "targets": {"rocm": {}}, "outputs": []}
     project.regression("product", inputs=[{"value": value} for value in _INPUTS], **flags)
     project.benchmark("product", inputs=_INPUTS)

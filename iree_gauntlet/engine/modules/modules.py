@@ -308,8 +308,9 @@ class ModuleMaker:
 
 def _read_code(step: Step) -> dict[str, object]:
     """Return the statistics of the code that a step has compiled; empty for a step that keeps none."""
-    has_code = any(role == "code" for role, _ in step.outputs)
-    return read_code(step.find_output("module"), step.find_output("code")) if has_code else {}
+    if all(role != "code" for role, _ in step.outputs):
+        return {}
+    return load_module_code(Path(step.find_output("module")), Path(step.find_output("code"))).statistics
 
 
 def mark_rebuilt(folder: Path | None, key: str) -> None:
@@ -339,15 +340,6 @@ def read_compiler_figures(path: Path) -> dict[str, float | str | None]:
     """Return the figures in the compiler's statistics by their names in a result; a missing figure is None."""
     values, rows = list_statistics(read_statistics(path)), (figure.row for figure in Figure)
     return {row.statistic: values.get(row.compiler_path) for row in rows if row.compiler_path}
-
-
-def read_code(module: str, document: str) -> dict[str, object]:
-    """Return the statistics of the code in a module file; empty if the packages to read it are missing.
-
-    The document of the code is made if it is missing.
-    """
-    code = load_module_code(Path(module), Path(document))
-    return code.statistics if code else {}
 
 
 def list_statistics(statistics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

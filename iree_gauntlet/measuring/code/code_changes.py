@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.formatting import format_count
 from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_name
-from iree_gauntlet.results import CODE_FIGURES
+from iree_gauntlet.results import CODE_FIGURES, SPILL_FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 # The figures that decide which change is the worst, the first before the others. More waves on a SIMD are better.
-_RANKED_FIGURES = ("vgpr_spills", "sgpr_spills", "scratch_bytes", "occupancy", "code_bytes")
+_RANKED_FIGURES = (*SPILL_FIGURES, "scratch_bytes", "occupancy", "code_bytes")
 _MORE_IS_BETTER = "occupancy"
 # Dispatches are matched by these keys, one after the other: by content, by name, and by name without its number.
 _KEYS: tuple[Callable[[DispatchCode], Hashable], ...] = (
@@ -38,11 +37,6 @@ class CodeChange:
     def name(self) -> str:
         """The name of the dispatch, in B if it is there."""
         return next(side.name for side in (self.b, self.a) if side)
-
-    @property
-    def target(self) -> str:
-        """The target that the code is for."""
-        return next(side.target for side in (self.b, self.a) if side)
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -81,12 +75,12 @@ def compare_code(a: Sequence[DispatchCode], b: Sequence[DispatchCode]) -> list[C
     changes: list[CodeChange] = []
     left_a, left_b = list(a), list(b)
     for make_key in _KEYS:
-        groups: dict[Hashable, list[DispatchCode]] = defaultdict(list)
+        groups: dict[Hashable, list[DispatchCode]] = {}
         for code in left_a:
-            groups[make_key(code)].append(code)
+            groups.setdefault(make_key(code), []).append(code)
         rest_b = []
         for code in left_b:
-            partners = groups[make_key(code)]
+            partners = groups.get(make_key(code))
             if not partners:
                 rest_b.append(code)
             elif make_key is _KEYS[0]:

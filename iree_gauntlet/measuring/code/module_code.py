@@ -21,7 +21,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.code.cpu_code import read_cpu_functions
 from iree_gauntlet.measuring.code.gpu_code import read_amd_kernels, read_ptx, read_spirv
 from iree_gauntlet.recorded import Recorded, read_json
-from iree_gauntlet.results import DispatchCode  # noqa: TC001 - read by its type
+from iree_gauntlet.results import SPILL_FIGURES, DispatchCode
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _CPUS = {62: "x86_64", 183: "aarch64", 243: "riscv64"}
 
 _TOTALS: Mapping[str, tuple[frozenset[str], Callable[[list[int]], int]]] = {
     "code_bytes": (frozenset({"code_bytes"}), sum),
-    "spill_count": (frozenset({"vgpr_spills", "sgpr_spills"}), sum),
+    "spill_count": (frozenset(SPILL_FIGURES), sum),
     # On chips with accumulation registers, this number includes them.
     "register_count": (frozenset({"vgprs"}), max),
     "shared_bytes": (frozenset({"shared_bytes"}), max),
@@ -53,7 +53,10 @@ _TOTALS: Mapping[str, tuple[frozenset[str], Callable[[list[int]], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModuleCode(Recorded):
-    """The code of a module; `code_problems` has a line for each executable, or part of one, that could not be read."""
+    """The code of a module; `code_problems` has a line for each executable that could not be read.
+
+    With neither dispatches nor problems, the module was not read.
+    """
 
     code: tuple[DispatchCode, ...]
     code_problems: tuple[str, ...] = ()
@@ -62,6 +65,8 @@ class ModuleCode(Recorded):
     @property
     def statistics(self) -> dict[str, object]:
         """The statistics of a result: totals, which are None if a dispatch lacks the number, dispatches, problems."""
+        if not (self.code or self.code_problems):
+            return {}
         totals: dict[str, object] = {}
         for name, (keys, combine) in _TOTALS.items():
             values = [sum(code.figures[key] for key in keys) for code in self.code if keys <= code.figures.keys()]
@@ -75,23 +80,23 @@ def list_missing_packages() -> list[str]:
     return [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
-def load_module_code(module: Path, document: Path) -> ModuleCode | None:
+def load_module_code(module: Path, document: Path) -> ModuleCode:
     """Return the code of a module from its document, or read the module and write the document.
 
-    Returns None if a package of the extra `code` is missing, or if the module cannot be opened.
+    The code is empty if a package of the extra `code` is missing, or if the module cannot be opened.
     """
     try:
         code = ModuleCode.from_dict(read_json(document.read_bytes()))
-        if code.version == _VERSION:
+        if code.version == _VERSION and code.statistics:
             return code
     except (OSError, ValueError):  # there is none, or another toolkit wrote it
         pass
     if list_missing_packages():
-        return None
+        return ModuleCode(())
     try:
         code = read_module_code(module)
     except OSError:
-        return None
+        return ModuleCode(())
     # On a full disk, the module is read again the next time.
     with contextlib.suppress(OSError):
         # The old document may share its bytes with the cache.
