@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.stages import Kind
-from iree_gauntlet.targets import FAMILIES, parse_target
+from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from iree_gauntlet.upkeep.recording import check_recording
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
     """
     families: dict[str, set[str]] = {}
     for case in cases:
-        families.setdefault(case.origin.file, set()).add(case.target.family)
+        families.setdefault(case.origin.file, set()).update(
+            {case.target.family, case.target.chip or case.target.family}
+        )
     suites = list_project_suites()[0]
     skus = (sku, *(suite.target.sku for suite in suites))
     variants = {entry.name for entry in _list_variants(entry for suite in suites for entry in suite.variants)}
@@ -169,7 +171,7 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
             for key in getattr(document, field):
                 family, _, sku = key.partition("-")
                 chip = parse_target(key)
-                is_chip = keys is not times[spec.name] and chip is not None and chip.family in targets
+                is_chip = keys is not times[spec.name] and chip in {Target(name, key) for name in targets}
                 if key in keys or is_chip or (family in other_families and sku in known_skus):
                     continue
                 text = f"{key!r} is neither a target or chip of this spec nor a SKU of a suite or a golden time"

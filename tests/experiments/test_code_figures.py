@@ -66,6 +66,11 @@ def test_spills_are_figures_with_goldens_by_chip(project: Project, monkeypatch: 
     assert f"spills {golden + 1} exceeds the limit {golden} by 1" in out
     _run(project, chip="gfx942")
     assert "neither a target" not in project.gauntlet("lint", "--suite", "suites/gfx942.toml").text
+    # Other names of a target are not looked up.
+    project.benchmark("product", inputs=_INPUTS, golden_spills={"hip": 0, "rocm-gfx942": 0, "sm_89": 0, "gfx1201": 0})
+    lines = project.gauntlet("lint", "--suite", "suites/gfx942.toml").text.splitlines()
+    unused = [line.partition("golden_spills.")[2].partition(":")[0] for line in lines if "neither a target" in line]
+    assert unused == ["hip", "rocm-gfx942", "sm_89"]
     done = project.gauntlet("golden.update", "--write")
     assert done.code == 0, done.text
 
