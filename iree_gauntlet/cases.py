@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
@@ -324,6 +325,7 @@ class Expectation:
     Attributes:
         match: text that the failure's reason or the tool's output must contain; empty for any failure.
         cases: a suite's glob over `model/submodel`.
+        targets: the targets on which it fails; none for all.
     """
 
     stage: Stage
@@ -332,6 +334,12 @@ class Expectation:
     kinds: tuple[FailureKind, ...] = tuple(FailureKind)
     match: str = ""
     cases: str = ""
+    targets: tuple[Target, ...] = ()
+
+    def applies_to(self, case: Case) -> bool:
+        """Return whether a suite's expected failure names a case, by its name and its target."""
+        is_there = not self.targets or any(target.covers(case.target) for target in self.targets)
+        return is_there and fnmatchcase(f"{case.model}/{case.submodel}", self.cases)
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:

@@ -9,7 +9,11 @@ generates code for them (`rocm`), and a *family* the name of the kind that both 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class DeviceKind:
         chips: a regular expression for the names of its chips; empty if chips have no names.
         chip_prefix: prefix of chips that people name without the family.
         chip_flags: the compile flags that take a chip: the current one, then older ones.
+        architectures: the compile flags of chips that need several flags, by the chip's name.
         needs_chip: True if the compiler must be told the chip.
         unknown_chip: a regular expression for the compiler's error about an unknown chip.
         chip_hint: an addition to the advice to compile for another chip.
@@ -69,6 +74,7 @@ class DeviceKind:
     chips: str = ""
     chip_prefix: str = ""
     chip_flags: tuple[str, ...] = ()
+    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs_chip: bool = False
     unknown_chip: str = ""
     chip_hint: str = ""
@@ -88,6 +94,17 @@ class DeviceKind:
 _ANY_CHIP = "[a-z0-9][a-z0-9._]*"
 _AMD_TOOLS = ("amd-smi", "rocm-smi")
 
+# Other processors than this machine's, as generic as a Linux distribution's. RISC-V needs its features and ABI said:
+# without them, the compiler makes code for a core without multiplication or floating point.
+_ARCHITECTURES = {
+    "aarch64": ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic"),
+    "riscv64": (
+        "--iree-llvmcpu-target-triple=riscv64-linux-gnu",
+        "--iree-llvmcpu-target-cpu=generic-rv64",
+        "--iree-llvmcpu-target-cpu-features=+m,+a,+f,+d,+c,+v",
+        "--iree-llvmcpu-target-abi=lp64d",
+    ),
+}
 # The first driver uses a thread for each core; the second does all work in the calling thread.
 LOCAL_TASK = Driver("local-task")
 LOCAL_SYNC = Driver("local-sync")
@@ -101,6 +118,8 @@ CPU = DeviceKind(
     target_flags=("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
     host_flags=("--iree-llvmcpu-target-cpu=host",),
     code_generator="llvmcpu",
+    chips="|".join(_ARCHITECTURES),
+    architectures=_ARCHITECTURES,
     is_cpu=True,
     torch_device="cpu",
 )

@@ -50,15 +50,23 @@ class Target:
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
     def covers(self, other: Target) -> bool:
-        """Return whether a selection of this target includes another: the same family, and no other chip."""
-        return self.family == other.family and (not self.chip or not other.chip or self.chip == other.chip)
+        """Return whether a selection of this target includes another: the same family, and no other chip.
+
+        Without a chip, a CPU target is this machine's CPU, which includes no other architecture.
+        """
+        is_open = not self.kind.architectures and not (self.chip and other.chip)
+        return self.family == other.family and (is_open or self.chip == other.chip)
+
+    def overlaps(self, other: Target) -> bool:
+        """Return whether one of two targets includes the other."""
+        return self.covers(other) or other.covers(self)
 
 
 def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     """Parse the name of a target; None if it is unknown.
 
     A name is a family (`cpu`, `rocm`), IREE's name of a backend or device (`llvm-cpu`, `hip`), a chip (`gfx942`,
-    `sm_80`) or our own name (`rocm-gfx942`). `chip` is the default chip of ROCm.
+    `sm_80`, `aarch64`) or our own name (`rocm-gfx942`). `chip` is the default chip of ROCm.
     """
     name = name.strip().lower()
     kind = _KINDS_BY_NAME.get(name)
@@ -67,19 +75,28 @@ def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     family, _, rest = name.partition("-")
     kind = _KINDS.get(family)
     for other in _KINDS.values():
-        if other.chip_prefix and name.startswith(other.chip_prefix):
+        if name in other.architectures or (other.chip_prefix and name.startswith(other.chip_prefix)):
             kind, rest = other, name
     return Target(kind.family, rest, sku) if kind and kind.chips and re.fullmatch(kind.chips, rest) else None
 
 
 def target_flags(target: Target) -> tuple[str, ...]:
     """Compose the compile flags of a target; as in other frameworks, a CPU target means this machine's CPU."""
-    return (*target.kind.target_flags, *target.kind.host_flags, *compose_chip_flags(target))
+    host_flags = () if target.chip else target.kind.host_flags
+    return (*target.kind.target_flags, *host_flags, *compose_chip_flags(target))
 
 
 def compose_chip_flags(target: Target) -> tuple[str, ...]:
-    """Compose the compile flag for the chip of a target; empty without a chip, or without a flag for it."""
-    return tuple(f"{flag}={target.chip}" for flag in target.kind.chip_flags[:1] if target.chip)
+    """Compose the compile flags for the chip of a target; empty without a chip, or without a flag for it."""
+    chip_flags = tuple(f"{flag}={target.chip}" for flag in target.kind.chip_flags[:1] if target.chip)
+    return target.kind.architectures.get(target.chip, chip_flags)
+
+
+def omit_processor(target: Target, flags: Iterable[str]) -> tuple[str, ...]:
+    """Omit the flags that select the processor if the target is another architecture, whose flags take their place."""
+    prefix = f"iree-{target.kind.code_generator}-target-"
+    is_other = target.chip in target.kind.architectures
+    return tuple(flag for flag in flags if not (is_other and flag.lstrip("-").startswith(prefix)))
 
 
 def flags_for(target: Target, flags: Iterable[str]) -> tuple[str, ...]:

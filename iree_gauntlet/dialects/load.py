@@ -217,8 +217,8 @@ def load_cases(
 ) -> CaseSet:
     """Build the cases that a selection matches on some targets.
 
-    Of the targets, each family occurs at most once; without a chip, sharktank's specs get a default one, and torch
-    models match any chip. A device replaces those of the specs.
+    No target includes another; without a chip, sharktank's specs get a default one, and torch models match any chip.
+    A device replaces those of the specs.
     """
     collector = Collector(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {
@@ -269,8 +269,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
 
 def adjust_case(case: Case, failures: Sequence[Expectation], device: str = "") -> Case:
     """Add the expected failures that match a case, and replace the case's device if a device is given."""
-    name = f"{case.model}/{case.submodel}"
-    expectations = tuple(failure for failure in failures if fnmatchcase(name, failure.cases))
+    expectations = tuple(failure for failure in failures if failure.applies_to(case))
     if expectations:
         case = replace(case, expectations=(*expectations, *case.expectations))
     if not device:

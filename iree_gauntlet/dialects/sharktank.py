@@ -30,7 +30,7 @@ from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, R
 from iree_gauntlet.dialects.spec import Builder, Collector, SourceFields, Spec, make_case, make_duplicate
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
-from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for
+from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for, omit_processor
 from iree_gauntlet.variants import TUNER_FILE_FLAG, sort_names
 
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ def _find_tuner(
 
 def _read_v1_fields(document: RegressionV1, target: Target, tuner_flags: tuple[str, ...]) -> _TargetFields:
     if target.kind is CPU:
-        flags = (*document.cpu_compiler_flags, f"{_BACKEND_FLAG}={CPU.backend}")
+        cpu_flags = omit_processor(target, document.cpu_compiler_flags)
+        flags = (*cpu_flags, f"{_BACKEND_FLAG}={CPU.backend}", *compose_chip_flags(target))
         return _TargetFields(
             flags=flags,
             pipeline_flags=flags,
@@ -244,8 +245,8 @@ def _read_v1_fields(document: RegressionV1, target: Target, tuner_flags: tuple[s
 def _read_v2_fields(document: RegressionV2, target: Target, tuner_flags: tuple[str, ...]) -> _TargetFields:
     chip_flags = compose_chip_flags(target)
     fields = _TargetFields(
-        flags=(*document.compiler_flags, *tuner_flags, *chip_flags),
-        pipeline_flags=(*document.pipeline_compiler_flags, *chip_flags),
+        flags=(*omit_processor(target, document.compiler_flags), *tuner_flags, *chip_flags),
+        pipeline_flags=(*omit_processor(target, document.pipeline_compiler_flags), *chip_flags),
         threshold_args=tuple(document.threshold_args),
         function=document.run_function or "",
         device=document.device or "",
@@ -367,7 +368,7 @@ class _BenchmarkReader(SpecReader):
                 path_field = field if field.endswith("_path") else ""
                 self._missing.append((path_field, f"the program {path} is missing ({field}); {EXTERNAL_HINT}"))
             url = path.as_uri() if path else ""
-        flags = (*backend, *document.compile_flags, *compose_chip_flags(module.target))
+        flags = (*backend, *omit_processor(module.target, document.compile_flags), *compose_chip_flags(module.target))
         return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
 
     def _find_weights(self, pair: Case | None) -> tuple[Parameters, ...]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import Case, Expectation, Origin
-from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expect, one_of, read_table
+from iree_gauntlet.dialects.fields import (
+    ForPeople,
+    StrictDocument,
+    about,
+    expect,
+    make_schema_config,
+    one_of,
+    read_table,
+    require_fields,
+)
 from iree_gauntlet.dialects.load import CaseSet, adjust_case
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -45,6 +54,12 @@ def _require_target(text: str, sku: str = "") -> Target:
     return target
 
 
+def _check_target(text: str) -> str:
+    _require_target(text)
+    return text
+
+
+_TargetName = Annotated[str, AfterValidator(_check_target)]
 _Stage = Annotated[str, one_of("stage", [stage.value for stage in SPEC_STAGES])]
 _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
@@ -61,6 +76,7 @@ class _ExpectTable(StrictDocument):
     stage: _Stage = Field(description="The stage that fails.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
     kind: _Kind | None = about(None, "How it fails: any other failure is reported. Without it, any kind is expected.")
+    targets: list[_TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
     match: str = about("", "A text that the failure's reason or the tool's output contains.")
 
     @model_validator(mode="after")
@@ -75,12 +91,14 @@ class _ExpectTable(StrictDocument):
 class SuiteTable(WithVariants):
     """A suite: what is run, where, and what is expected to fail."""
 
+    model_config = make_schema_config(oneOf=[require_fields("target"), require_fields("targets")])
+
     name: Annotated[str, expect("letters, digits, '_', '-' and '.', starting with a letter or digit", _NAME.fullmatch)]
     description: ForPeople
-    target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
-        description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line can select another.",
-        examples=[*FAMILIES, "gfx942", "sm_80"],
+    target: _TargetName | None = about(
+        None, f"{', '.join(FAMILIES)}, or a chip such as gfx942 or aarch64; the command line can select another."
     )
+    targets: list[_TargetName] = Field(default_factory=list, description="Several targets, in place of target.")
     sku: str = about("", "Machine to which golden times belong.")
     device_optional: bool = about(False, "If there is no such device, only compile, without an error.")
     stages: list[_Stage] = Field(
@@ -102,6 +120,17 @@ class SuiteTable(WithVariants):
         default_factory=list, description="What is known to fail: an unexpected pass is reported."
     )
 
+    @model_validator(mode="after")
+    def _check_targets(self) -> SuiteTable:
+        if not (self.target or self.targets):
+            raise FieldError("target", f"missing: expected one of {', '.join(FAMILIES)}, or a chip such as gfx942")
+        if self.target and self.targets:
+            raise FieldError("targets", "target is there as well: keep one of the two")
+        for one, other in itertools.combinations(map(_require_target, self.targets), 2):
+            if one.overlaps(other):
+                raise FieldError("targets", f"{one.name} and {other.name} overlap: name each chip, or only the family")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Suite:
@@ -109,7 +138,7 @@ class Suite:
 
     path: Path
     name: str
-    target: Target
+    targets: tuple[Target, ...]
     device_optional: bool
     stages: tuple[Stage, ...]
     spec_dirs: tuple[Path, ...]
@@ -140,7 +169,7 @@ def read_suite(path: Path) -> Suite:
     return Suite(
         path=path,
         name=table.name,
-        target=_require_target(table.target, table.sku),
+        targets=tuple(_require_target(name, table.sku) for name in (*table.targets, table.target) if name),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
@@ -154,6 +183,7 @@ def read_suite(path: Path) -> Suite:
                 (FailureKind(item.kind),) if item.kind else tuple(FailureKind),
                 item.match,
                 item.case,
+                tuple(map(_require_target, item.targets)),
             )
             for index, item in enumerate(table.expect_failure)
         ),
@@ -192,9 +222,10 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
             failures = [
                 failure
                 for failure in suite.expected_failures
-                if fnmatchcase(name, failure.cases) and failure.stage not in stages and suite.target.covers(case.target)
+                if failure.applies_to(case) and failure.stage not in stages
             ]
-            if failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
+            is_there = failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders)
+            if is_there and any(target.covers(case.target) for target in suite.targets):
                 new_cases[case.id] = adjust_case(current_case, failures)
                 applied_failures.update({f"{name} {failure.stage}": None for failure in failures})
         if applied_failures:
@@ -208,8 +239,8 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
 
 def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
     """Find a suite's expected failures that have no effect, because they match no selected case."""
-    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.needed_cases)}
-    useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.cases) for name in names)]
+    all_cases = (*cases.cases, *cases.needed_cases)
+    useless = [entry for entry in suite.expected_failures if not any(map(entry.applies_to, all_cases))]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
     return [
         Problem(entry.origin.file, 0, f"{entry.origin.field}.case", f"{entry.cases!r} {message}", hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
 from iree_gauntlet.cases import Case, Golden, Origin, Verdict
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import Plan, block_step
@@ -28,6 +30,7 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
+from iree_gauntlet.targets import parse_target
 from iree_gauntlet.toolchains.devices import find_device
 
 if TYPE_CHECKING:
@@ -70,9 +73,12 @@ def assign_local_devices(plan: Plan, workbench: Workbench, *, optional: bool = F
     devices: dict[str, Device | ToolchainError] = {}
 
     def assign_device(step: Step) -> Step:
-        device = step.resources.accelerator
+        device = step.resources.device
         if not device or workbench.toolchain is None:
             return step
+        if is_cpu(device):
+            reason = _explain_architecture(step.target)
+            return block_step(step, reason) if reason else step
         if device not in devices:
             try:
                 devices[device] = find_device(workbench.toolchain, device)
@@ -89,6 +95,14 @@ def assign_local_devices(plan: Plan, workbench: Workbench, *, optional: bool = F
     return replace(
         plan, steps=steps, devices=tuple(device for device in devices.values() if isinstance(device, Device))
     )
+
+
+def _explain_architecture(name: str) -> str:
+    """Return why this machine does not run modules for a CPU target; empty if it does."""
+    target, machine = parse_target(name), platform.machine().replace("arm64", "aarch64")
+    if not (target and target.chip) or target.chip == machine:
+        return ""
+    return f"this machine is {machine}, which does not run modules for {name}; --stages compile makes them"
 
 
 def make_run_event(

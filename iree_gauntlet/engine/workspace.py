@@ -440,20 +440,17 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
     chip = request.rocm_chip
     sku = request.sku
     if suite and not names:
-        suite_target = replace(suite.target, sku=sku or suite.target.sku)
-        return [replace(suite_target, chip=chip) if chip and suite_target.kind is ROCM else suite_target]
+        targets = [replace(target, sku=sku or target.sku) for target in suite.targets]
+        return [*dict.fromkeys(replace(t, chip=chip) if chip and t.kind is ROCM else t for t in targets)]
     if not names:
         names = [ROCM.family] if chip and len(defaults.targets) == 1 else list(defaults.targets)
-    targets: dict[str, Target] = {}
-    for name in names:
-        # An unknown name may be a plugin's backend for which an operator suite has a config.
-        target = parse_target(name, chip=chip, sku=sku or ("" if suite else defaults.sku)) or Target(name)
-        previous = targets.setdefault(target.family, target)
-        if previous != target:
-            raise UsageError(
-                f"two targets of one family: {previous.name} and {target.name}", "Run once for each of the two chips."
-            )
-    return list(targets.values())
+    # An unknown name may be a plugin's backend for which an operator suite has a config.
+    sku = sku or ("" if suite else defaults.sku)
+    targets = [*dict.fromkeys(parse_target(name, chip=chip, sku=sku) or Target(name) for name in names)]
+    for one, other in itertools.combinations(targets, 2):
+        if one.overlaps(other):
+            raise UsageError(f"targets {one.name} and {other.name} overlap", "Name each chip, or only the family.")
+    return targets
 
 
 def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:

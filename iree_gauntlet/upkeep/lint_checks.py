@@ -149,7 +149,7 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
             {case.target.family, case.target.chip or case.target.family}
         )
     suites = list_project_suites()[0]
-    skus = (sku, *(suite.target.sku for suite in suites))
+    skus = (sku, *(target.sku for suite in suites for target in suite.targets))
     variants = {entry.name for entry in _list_variants(entry for suite in suites for entry in suite.variants)}
     documents = [(spec, spec.document) for spec in specs if isinstance(spec.document, Benchmark)]
     times = {spec.name: {*document.golden_time, *document.golden_time_ms} for spec, document in documents}

@@ -47,6 +47,24 @@ def test_a_regression_is_compiled_and_run_for_a_further_target(tmp_path: Path) -
     assert [bool(expected[chain]) for chain in ("m/s@cpu", "m/s@vulkan")] == [True, False]
 
 
+def test_another_architecture_takes_the_place_of_this_machine(tmp_path: Path) -> None:
+    own = {"compile_flags": [*HOST_FLAGS, "--iree-llvmcpu-target-cpu=host"], "compilation_required": True}
+    program = {"mlir_file_path": str(tmp_path / "x.mlir"), "function_run": "f"}
+    files = {NAME: REGRESSION, "benchmarks/m/own_cpu.json": BENCHMARK | own | program, "x.mlir": "module {}"}
+    tree = write_tree(tmp_path, files)
+    made = plan(load(tree, CPU, Target("cpu", "aarch64"), Target("cpu", "riscv64")), [Stage.THRESHOLD, Stage.BENCHMARK])
+    for chain in ("m/s", "m/own"):
+        (host,) = [word for word in find_argv(made, f"{chain}@cpu:compile") if word.startswith("--iree-llvmcpu-target")]
+        assert host == "--iree-llvmcpu-target-cpu=host"
+        for chip in CPU.kind.architectures:
+            argv = find_argv(made, f"{chain}@cpu-{chip}:compile")
+            flags = tuple(word for word in argv if word.startswith("--iree-llvmcpu-target"))
+            assert flags == CPU.kind.architectures[chip]
+            assert set(HOST_FLAGS) <= set(argv)
+    assert "--iree-opt-level=O2" in find_argv(made, "m/s@cpu-aarch64:compile")
+    assert target_flags(Target("cpu", "riscv64")) == (*HOST_FLAGS, *CPU.kind.architectures["riscv64"])
+
+
 def test_a_further_target_may_have_flags_a_tolerance_and_a_device_of_its_own(tmp_path: Path) -> None:
     options = {
         "compiler_flags": ["--iree-vulkan-target=rdna3"],

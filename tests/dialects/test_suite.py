@@ -66,7 +66,8 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_suite_is_read(tmp_path: Path) -> None:
     suite = read_suite(write(tmp_path, SUITE))
-    assert (suite.name, suite.target, suite.stages) == ("nightly", Target("rocm", "gfx942", "mi300"), (Stage.COMPILE,))
+    assert (suite.name, suite.stages) == ("nightly", (Stage.COMPILE,))
+    assert suite.targets == (Target("rocm", "gfx942", "mi300"),)
     assert suite.includes == (Include(model="a"), Include(submodel="y", markers="not slow"))
     assert suite.spec_dirs == (tmp_path / "suites/trees",)
     (expected,) = suite.expected_failures
@@ -82,7 +83,7 @@ def test_an_expected_failure_may_have_a_kind_and_a_text(tmp_path: Path) -> None:
 
 def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
     suite = read_suite(write(tmp_path, 'name = "x"\ntarget = "cpu"\n'))
-    assert (suite.target, suite.stages, suite.includes) == (CPU, DEFAULT_STAGES, (Include(),))
+    assert (suite.targets, suite.stages, suite.includes) == ((CPU,), DEFAULT_STAGES, (Include(),))
     assert suite.spec_dirs == (tmp_path / "suites/../specs",)
 
 
@@ -102,6 +103,24 @@ def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() 
     assert all("torch_models" in file for file in torch)
     tests = set((SUITES.parent / "specs" / "torch_models").glob("*/*_cpu.json"))
     assert {Path(file).resolve() for file in torch} == tests
+
+
+def test_a_suite_has_several_chips_of_one_family_and_failures_of_each(project: Path) -> None:
+    targets = 'targets = ["gfx942", "gfx1100"]'
+    text = SUITE.replace('["trees"]', '["../trees"]').replace('target = "gfx942"', targets)
+    entry = '[[expect_failure]]\ncase = "a/*"\ntargets = ["{}"]\nstage = "compile"\nreason = "broken"\n'
+    text = text[: text.index("[[expect_failure]]")]
+    write(project, text + entry.format("gfx1100"))
+    cases = chosen(project, model=["a"]).cases.cases
+    failing = {case.target.name: [failure.stage for failure in case.expectations] for case in cases}
+    assert failing == {"rocm-gfx1100": [Stage.COMPILE], "rocm-gfx942": []}
+    assert {case.target.sku for case in cases} == {"mi300"}
+    assert {case.target.chip for case in chosen(project, rocm_chip="gfx90a").cases.cases} == {"gfx90a"}
+    # An entry for a target that the suite does not have is as useless as one for a model that it does not have.
+    path = write(project, text + entry.format("gfx1201"))
+    options = parse_request(SelectionRequest, {"suite": str(path)})
+    (warning,) = select(options, Defaults(), allow_only_problems=True).cases.warnings
+    assert warning.field == "expect_failure[0].case"
 
 
 def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project: Path) -> None:
@@ -126,6 +145,11 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
         ('name = "nightly"', 'name = "../x"', "name", "starting with a letter or digit, found '../x'"),
         ('target = "gfx942"', 'target = "vulkn"', "target", "unknown target 'vulkn'"),
         ('target = "gfx942"', "target = 5", "target", "expected a string, found the number 5"),
+        ('target = "gfx942"', "", "target", "missing: expected one of cpu, rocm"),
+        ('target = "gfx942"', 'targets = ["gfx942", "vulkn"]', "targets[1]", "unknown target 'vulkn'"),
+        ('target = "gfx942"', 'targets = ["gfx942", "hip"]', "targets", "rocm-gfx942 and rocm overlap"),
+        ('target = "gfx942"', 'target = "cpu"\ntargets = ["gfx942"]', "targets", "target is there as well"),
+        ('case = "a/*"', 'case = "a/*"\ntargets = ["x"]', "expect_failure[0].targets[0]", "unknown target 'x'"),
         ('target = "gfx942"', "target = 2026-11-23", "target", 'expected a string, found the value "2026-11-23"'),
         ('["compile"]', '["compil"]', "stages[0]", "did you mean 'compile'"),
         ('["compile"]', "[]", "stages", "expected at least 1 item, found 0"),
@@ -269,7 +293,7 @@ def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPat
     ("options", "says"),
     [
         ({"target": ["tpu"]}, "unknown target 'tpu'"),
-        ({"target": ["gfx942", "gfx90a"]}, "two targets of one family"),
+        ({"target": ["rocm", "gfx90a"]}, "targets rocm and rocm-gfx90a overlap"),
         ({"external_file_directory": "/nowhere"}, "is not a folder"),
         ({"spec_dir": ["/nowhere"]}, "does not exist"),
         ({"suite": "/nowhere.toml"}, "does not exist"),

@@ -1,17 +1,36 @@
-"""Compiles of a model for a GPU on a machine without a GPU."""
+"""Compiles of a model for a GPU, or a processor, that the machine does not have."""
 
 from __future__ import annotations
 
+import json
+import platform
 from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
+
+
+def test_another_architecture_is_compiled_and_not_run(project: Project) -> None:
+    chip = next(name for name in CPU.architectures if name != platform.machine().replace("arm64", "aarch64"))
+    project.regression()
+    # Both have modules for the device `local-task`.
+    done = project.gauntlet("run", "--target", "cpu", "--target", chip)
+    assert done.code == 3, done.text
+    assert project.verdict("toy/abs@cpu:threshold") == "passed"
+    assert f"this machine is {platform.machine()}, which does not run modules for cpu-{chip}" in done.text
+    assert "--stages compile makes them" in done.text
+    done = project.gauntlet("run", "--target", chip, "--stages", "compile")
+    assert done.code == 0, done.text
+    (chain,) = json.loads((project.newest / "summary.json").read_text())["chains"]
+    (code,) = next(step for step in chain["steps"] if step["stage"] == "compile")["statistics"]["code"]
+    assert code["target"].startswith(chip)
 
 
 @pytest.mark.parametrize(("driver", "target", "chip"), [("cuda", "cuda", "sm_80"), ("hip", "rocm", "gfx942")])

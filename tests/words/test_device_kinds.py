@@ -43,6 +43,12 @@ def test_a_row_is_complete(row: DeviceKind) -> None:
     assert not row.device or row.device in DRIVERS
     assert row.chips or not (row.chip_prefix or row.chip_flags or row.needs_chip)
     assert not row.needs_chip or row.chip_flags
+    # A chip with several flags is a name of its own, and its flags are those that another chip replaces.
+    assert {*row.architectures} == {
+        name for name in row.architectures if parse_target(name) == Target(row.family, name)
+    }
+    flags = [flag for flags in row.architectures.values() for flag in flags]
+    assert all(flag.startswith(f"--iree-{row.code_generator}-target-") for flag in (*flags, *row.host_flags))
     assert not (row.is_cpu and row.state_tools)
     # A tool that is named has its reader.
     assert {*row.state_tools} <= {*gpus._TOOLS}
