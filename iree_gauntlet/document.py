@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import compress
+from itertools import compress, zip_longest
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.formatting import format_count, format_duration, format_milliseconds, join_lines
@@ -260,6 +260,38 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """Two texts: side by side on pages, else one below the other; a row has a line of A, of B, or one that is in both.
+
+    Attributes:
+        a, b: titles of the two sides.
+        rows: line of A, line of B; None for a line that this side does not have. Both None: lines are left out.
+        unified: the same as the lines of a unified diff.
+    """
+
+    a: str
+    b: str
+    rows: tuple[tuple[str | None, str | None], ...]
+    unified: tuple[str, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[str | None, str | None]]:
+        """The rows of two columns: runs of lines that only one side has stand beside each other."""
+        only_a: list[str] = []
+        only_b: list[str] = []
+        for a, b in self.rows:
+            if a is not None and b is None:
+                only_a.append(a)
+            elif b is not None and a is None:
+                only_b.append(b)
+            else:
+                yield from zip_longest(only_a, only_b)
+                only_a, only_b = [], []
+                yield a, b
+        yield from zip_longest(only_a, only_b)
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A picture, which a page embeds and other formats link.
 
@@ -359,7 +391,21 @@ class Details:
     brief: bool = False
 
 
-Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Timeline | Line | PageOnly | Details
+Block = (
+    Heading
+    | Paragraph
+    | Items
+    | Table
+    | Notes
+    | Code
+    | Difference
+    | Picture
+    | Chart
+    | Timeline
+    | Line
+    | PageOnly
+    | Details
+)
 
 
 @dataclass(frozen=True, slots=True)

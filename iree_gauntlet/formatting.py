@@ -150,9 +150,9 @@ def _parse_quantity(text: str, units: dict[str, int], option: str, example: str)
     return Decimal(match[1]) * factor
 
 
-def pluralize(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str, ending: str = "s") -> str:
     """Format a number of things: `1 case`, `2 cases`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 def list_first(words: Sequence[str], max_words: int) -> str:

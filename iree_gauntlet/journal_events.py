@@ -22,6 +22,7 @@ class ExperimentKind(StrEnum):
     MATRIX = "matrix"
     BISECT = "bisect"
     EXPLAIN = "explain"
+    CODE_DIFF = "code"
 
     @property
     def noun(self) -> str:
@@ -45,6 +46,7 @@ _NOUNS = {
     ExperimentKind.COMPARE: "comparison",
     ExperimentKind.BISECT: "bisection",
     ExperimentKind.EXPLAIN: "explanation",
+    ExperimentKind.CODE_DIFF: "comparison of code",
 }
 
 

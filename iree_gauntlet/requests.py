@@ -434,16 +434,37 @@ class RunRequest:
         return replace(self, **resumed_parts)
 
 
-@dataclass(frozen=True, slots=True)
-class CompareRequest:
-    """A comparison of two IREEs: the sides, the metric and the precision."""
-
-    sides: tuple[str, ...] = option(
+def _sides() -> Any:
+    """Declare the option for the two sides of a comparison."""
+    return option(
         (),
         "A and B, as for --iree and each with variants (3.13.0+O3), if no words follow the task: --sides 3.12.0 "
         "--sides 3.13.0 with `inv`.",
         takes=SEVERAL,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDiffRequest:
+    """A comparison of generated code: the sides, the dispatches, and the form of their code."""
+
+    sides: tuple[str, ...] = _sides()
+    dispatch: str = option(
+        "", "Dispatches that are shown in full, as a glob (default: of each module, the one that got worst)."
+    )
+    level: str = option(
+        "asm",
+        "What is shown: asm (assembly; for Vulkan SPIR-V), llvm (LLVM IR after optimisation) or config (how the "
+        "dispatch is to be lowered).",
+        choices=("asm", "llvm", "config"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """A comparison of two IREEs: the sides, the metric and the precision."""
+
+    sides: tuple[str, ...] = _sides()
     metric: str = option(
         "time",
         "What is compared: time (of benchmarks), compile-time, or instructions (exact, however busy the machine is).",

@@ -29,6 +29,7 @@ from iree_gauntlet.experiments.sides import (
     ComparingMachines,
     ComparisonSide,
     RoundsLog,
+    complete_sides,
     explain_differences,
     find_changed_models,
     find_compile_changes,
@@ -64,7 +65,6 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.requests import CompareRequest, RunRequest, collect_changed_options, parse_request
 from iree_gauntlet.settings import format_path
-from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +115,7 @@ def compare(
             parse_request(CompareRequest, asdict(options) | budget | previous),
             request.with_resumed_options(previous),
         )
-    names = _complete_sides(options.sides)
+    names = complete_sides("compare", options.sides)
     settings = make_compare_settings(options, request.execution, local=machines is None)
     # Report typing mistakes and install missing IREEs now, before hours of work.
     setup = _choose(request, options, machines)
@@ -154,22 +154,6 @@ def compare(
             else:
                 experiment.code = comparison.measure(experiment.folder, events, machines)
     return experiment.code
-
-
-def _complete_sides(sides: Sequence[str]) -> tuple[str, ...]:
-    """Return both sides; a side that has only variants (`+O3`) gets the IREE of the other one, or the installed one."""
-    if len(sides) == 1 and sides[0].startswith("+"):
-        sides = ("installed", sides[0])
-    if len(sides) != len(SIDE_NAMES):
-        raise UsageError(
-            f"compare takes two IREEs, not {len(sides)}",
-            "Such as: compare 3.12.0 3.13.0 --model dtln, compare installed build:../iree-build --suite cpu, or "
-            "compare 3.13.0 3.13.0+data-tiling.",
-        )
-    irees = [split_side(side)[0] for side in sides]
-    return tuple(
-        f"{irees[1 - index] or 'installed'}{side}" if side.startswith("+") else side for index, side in enumerate(sides)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,22 @@ class ComparisonSide:
         return self.steps_by_metric["instructions"]
 
 
+def complete_sides(task: str, sides: Sequence[str]) -> tuple[str, ...]:
+    """Return both sides; a side that has only variants (`+O3`) gets the IREE of the other one, or the installed one."""
+    if len(sides) == 1 and sides[0].startswith("+"):
+        sides = ("installed", sides[0])
+    if len(sides) != len(SIDE_NAMES):
+        raise UsageError(
+            f"{task} takes two IREEs, not {len(sides)}",
+            f"Such as: {task} 3.12.0 3.13.0 --model dtln, {task} installed build:../iree-build --suite cpu, or "
+            f"{task} 3.13.0 3.13.0+data-tiling.",
+        )
+    irees = [split_side(side)[0] for side in sides]
+    return tuple(
+        f"{irees[1 - index] or 'installed'}{side}" if side.startswith("+") else side for index, side in enumerate(sides)
+    )
+
+
 def prepare_side(
     name: str, workbench: Workbench, iree: str, setup: RunSetup, folder: Path, presenter: Reporter
 ) -> ComparisonSide:

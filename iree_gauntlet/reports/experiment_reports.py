@@ -41,6 +41,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome
 from iree_gauntlet.records.run_folder import LATEST
+from iree_gauntlet.reports.code_report import make_code_reports
 from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
@@ -336,6 +337,8 @@ def make_reports(folder: Path) -> Reports:
         case ExperimentKind.BISECT:
             bisection = read_bisect_outcome(folder)
             return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
+        case ExperimentKind.CODE_DIFF:
+            return make_code_reports(folder)
         case ExperimentKind.EXPLAIN:
             explanation = read_explain_outcome(folder)
             return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))

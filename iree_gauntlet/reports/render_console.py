@@ -19,6 +19,7 @@ from iree_gauntlet.document import (
     Column,
     ColumnKind,
     Details,
+    Difference,
     Document,
     Heading,
     Items,
@@ -45,6 +46,9 @@ _UNLIMITED_WIDTH = 1000
 # A column of text is at most this wide; longer cells are wrapped.
 _MIN_TEXT_WIDTH = 30
 _COLUMN_GAP = 2
+# The styles of a difference's lines, by their first character.
+_MAX_DIFF_LINES = 200
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def print_document(
@@ -128,14 +132,15 @@ def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
         case Paragraph(text):
             yield _make_plain(text), ""
         case Items(items, most):
-            for item in items[: most or None]:
-                yield f"  {_make_plain(item)}", ""
+            yield from ((f"  {_make_plain(item)}", "") for item in items[: most or None])
         case Notes(lines):
-            for line in lines:
-                yield f"note: {join_lines(line, 400)}", "yellow"
+            yield from ((f"note: {join_lines(line, 400)}", "yellow") for line in lines)
         case Code(text):
-            for line in clean_text(text).splitlines():
-                yield f"    {line}", ""
+            yield from ((f"    {line}", "") for line in clean_text(text).splitlines())
+        case Difference(unified=lines):
+            shown = lines[:_MAX_DIFF_LINES]
+            yield from ((f"    {clean_text(line)}", _DIFF_STYLES.get(line[:1], "")) for line in shown)
+            yield from [(f"    and {len(lines) - len(shown)} more lines, in the reports", "")] if lines != shown else ()
         case Picture(file, _, text):
             yield f"{join_lines(text)}: {file}", ""
 

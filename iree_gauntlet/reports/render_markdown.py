@@ -15,6 +15,7 @@ from iree_gauntlet.document import (
     Column,
     ColumnKind,
     Details,
+    Difference,
     Document,
     Heading,
     Items,
@@ -72,6 +73,8 @@ def _render_block(block: Block) -> str:
             markdown = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
             markdown = format_code_block(text, language)
+        case Difference(unified=lines):
+            markdown = format_code_block("\n".join(lines), "diff")
         case Picture(file, _, text):
             markdown = _format_text((TextLink(text, file),))
         case Details(title, inner_blocks):

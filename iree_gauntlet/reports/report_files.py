@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 # The page of all experiments in a folder.
 INDEX = "index.html"
-_PAGES = {ExperimentKind.COMPARE: "comparison.html", ExperimentKind.MATRIX: "matrix.html"}
+_PAGES = {
+    ExperimentKind.COMPARE: "comparison.html",
+    ExperimentKind.MATRIX: "matrix.html",
+    ExperimentKind.CODE_DIFF: "code.html",
+}
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub rejects a step's complete summary above 1 MiB:
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.

@@ -12,6 +12,7 @@ from iree_gauntlet.requests import (
     BisectRequest,
     CacheRequest,
     ClusterRequest,
+    CodeDiffRequest,
     CompareRequest,
     Defaults,
     ExplainRequest,
@@ -220,6 +221,35 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
 
     with open_cluster(cluster, run_request.execution) as machines:
         return compare(compare_request, run_request, console_presenter(), machines)
+
+
+@gauntlet_task(
+    "code.diff",
+    CodeDiffRequest,
+    run_part(
+        (
+            *SELECTION,
+            *CACHE,
+            *_TOOL_OPTIONS,
+            *_list_running_options(
+                "jobs", "offline", "timeout_compile", run_dir="Folder of this comparison (default: runs/<time>-code)."
+            ),
+        ),
+        Defaults(),
+    ),
+)
+def code_diff_task(code_request: CodeDiffRequest, run_request: RunRequest) -> ExitCode:
+    """Compare the code that two IREEs, A B, generate: which dispatches differ, and how, down to the instructions.
+
+    Both compile the selection; nothing is run, so that no device is needed. Exit codes: 0 compared, 2 usage, 3 a module
+    has no code to compare, 5 nothing matches, 130 interrupted.
+
+    Examples: code.diff 3.12.0 3.13.0 --suite codegen --model magika --target gfx942
+              code.diff +data-tiling --suite cpu --model dtln --submodel temporal --dispatch '*_matmul_*' --level llvm
+    """
+    from iree_gauntlet.experiments.code_diff import diff_code  # noqa: PLC0415
+
+    return diff_code(code_request, run_request, console_presenter())
 
 
 @gauntlet_task(

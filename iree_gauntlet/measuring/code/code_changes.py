@@ -39,6 +39,11 @@ class CodeChange:
         return next(side.name for side in (self.b, self.a) if side)
 
     @property
+    def target(self) -> str:
+        """The target of its code."""
+        return next(side.target for side in (self.b, self.a) if side)
+
+    @property
     def rank(self) -> tuple[float, ...]:
         """A key to sort by, the worst change first."""
         return tuple(

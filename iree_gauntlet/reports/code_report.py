@@ -1,0 +1,90 @@
+"""Make the reports of `code.diff`: a document for the terminal, Markdown and a page, and JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.document import (
+    Block,
+    Column,
+    ColumnKind,
+    Details,
+    Difference,
+    Document,
+    Heading,
+    Items,
+    Notes,
+    Paragraph,
+    Table,
+    TextLink,
+)
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.measuring.code.code_changes import CodeChange
+from iree_gauntlet.records.code_outcome import read_code_outcome
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from iree_gauntlet.records.code_outcome import CodeDiffOutcome, DispatchDiff, ModuleCodeDiff
+
+
+_COLUMNS = (Column("dispatch", ColumnKind.NAME), Column("target"), Column("A → B"))
+# A terminal shows so many lines of a dispatch, and files more.
+_MOST_CHANGES = 20
+
+
+def make_code_reports(folder: Path) -> Reports:
+    """Return the reports of a comparison of code."""
+    outcome = read_code_outcome(folder)
+    document = _make_document(outcome)
+    files = make_pages("code", lambda: document, folder)
+    files["code.json"] = lambda: json.dumps(outcome.as_dict(), indent=2) + "\n"
+    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+
+
+def _make_document(outcome: CodeDiffOutcome) -> Document:
+    sides = outcome.opening.sides
+    blocks = [block for step, module in outcome.modules.items() for block in _describe_module(step, module, sides)]
+    return Document(
+        f"Code of {sides[0]} (A) and {sides[1]} (B)",
+        outcome.answer,
+        (f"shown: {outcome.opening.level}",),
+        tuple(blocks),
+        exit_code=outcome.exit_code,
+        meaning="compared" if outcome.exit_code is ExitCode.OK else "",
+        provenance=make_provenance(" and ".join(sides), outcome.opening, ("code.md", "code.json"), outcome.end),
+    )
+
+
+def _describe_module(step: str, module: ModuleCodeDiff, sides: tuple[str, ...]) -> Iterator[Block]:
+    yield Heading(step.removesuffix(":compile"))
+    if module.problem:
+        yield Notes((module.problem,))
+        return
+    same = f"{pluralize(module.same_count, 'dispatch', 'es')} with the same code"
+    if not module.changes:
+        yield Paragraph((f"{same}, none with other code.",))
+        return
+    yield Paragraph((f"{same}, {len(module.changes)} with other code, those that got worse first:",))
+    changes = [CodeChange(entry.a, entry.b) for entry in module.changes]
+    rows = ((change.name, change.target, change.description) for change in changes)
+    yield Table(_COLUMNS, tuple(rows), most=_MOST_CHANGES)
+    for entry, change in zip(module.changes, changes, strict=True):
+        if entry.rows or entry.note:
+            yield Heading(change.name, 3)
+            yield Paragraph((f"{change.description}.",))
+            yield from _show_difference(entry, sides)
+
+
+def _show_difference(entry: DispatchDiff, sides: tuple[str, ...]) -> Iterator[Block]:
+    if entry.note:
+        yield Notes((entry.note,))
+    if entry.rows:
+        rows = tuple((row.a, row.b) for row in entry.rows)
+        yield Difference(f"A: {sides[0]}", f"B: {sides[1]}", rows, tuple(row.text for row in entry.rows))
+    if entry.files:
+        yield Details("The whole text", (Items(tuple((TextLink(file, file),) for file in entry.files)),))
