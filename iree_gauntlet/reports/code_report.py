@@ -24,6 +24,7 @@ from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.measuring.code.code_changes import CodeChange
 from iree_gauntlet.records.code_outcome import read_code_outcome
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,14 @@ def make_code_reports(folder: Path) -> Reports:
 
 def _make_document(outcome: CodeDiffOutcome) -> Document:
     sides = outcome.opening.sides
-    blocks = [block for step, module in outcome.modules.items() for block in _describe_module(step, module, sides)]
+    modules = {step.removesuffix(f":{Stage.COMPILE}"): module for step, module in outcome.modules.items()}
+    problems = tuple(f"{name}: {module.problem}" for name, module in modules.items() if module.problem)
+    same = [name for name, module in modules.items() if not (module.problem or module.changes)]
+    blocks: list[Block] = [Notes(problems)] if problems else []
+    if same:
+        blocks.append(Paragraph((f"All dispatches have the same code: {', '.join(same)}.",)))
+    for name, module in modules.items():
+        blocks += _describe_module(name, module, sides)
     return Document(
         f"Code of {sides[0]} (A) and {sides[1]} (B)",
         outcome.answer,
@@ -60,19 +68,15 @@ def _make_document(outcome: CodeDiffOutcome) -> Document:
     )
 
 
-def _describe_module(step: str, module: ModuleCodeDiff, sides: tuple[str, ...]) -> Iterator[Block]:
-    yield Heading(step.removesuffix(":compile"))
-    if module.problem:
-        yield Notes((module.problem,))
-        return
-    same = f"{pluralize(module.same_count, 'dispatch', 'es')} with the same code"
+def _describe_module(name: str, module: ModuleCodeDiff, sides: tuple[str, ...]) -> Iterator[Block]:
     if not module.changes:
-        yield Paragraph((f"{same}, none with other code.",))
         return
-    yield Paragraph((f"{same}, {len(module.changes)} with other code, those that got worse first:",))
     changes = [CodeChange(entry.a, entry.b) for entry in module.changes]
-    rows = ((change.name, change.target, change.description) for change in changes)
-    yield Table(_COLUMNS, tuple(rows), most=_MOST_CHANGES)
+    rows = tuple((change.name, change.target, change.description) for change in changes)
+    yield Heading(name)
+    text = f"{pluralize(module.same_count, 'dispatch', 'es')} with the same code, {len(changes)} with other code"
+    yield Paragraph((f"{text}, those that got worse first:",))
+    yield Table(_COLUMNS, rows, most=_MOST_CHANGES)
     for entry, change in zip(module.changes, changes, strict=True):
         if entry.rows or entry.note:
             yield Heading(change.name, 3)

@@ -31,6 +31,7 @@ ANSWERS = {
     "matrix, 300 failures": ("m/op_000@cpu, m/op_001@cpu, m/op_002@cpu and 297 more: 3.13.0: failed: compile",),
     "bisection": ("first bad: 3.10.0; last good: 3.9.0", "git -C iree show", "99 % confidence"),
     "explanation": ("gauntlet bundle.check runs/20261127-121100-09/explain/toy/wrong.cpu/bundle.tar.gz",),
+    "code": ("1 of 13 dispatches in 1 module has other code", "VGPR spills 0 → 109", "B (3.13.0): iree-compile failed"),
     "history": ("gauntlet bisect --good 3.15.0 --bad 3.16.0 --metric time --model ocr --submodel classifier",),
     "index": ("5 cases: 5 failed; toy/wrong@cpu threshold: 9 of 9 values differ",),
     "sweep": ("fastest: int8wo, 1.36× in the geometric mean; 6 points, 42 variants",),

@@ -276,6 +276,40 @@ def _write_bisection(folder: Path) -> Path:
     return _write_journal(folder, events)
 
 
+def _write_code_diff(folder: Path) -> Path:
+    """A comparison of the code of two modules: one dispatch differs, with its assembly, and one module failed."""
+    figures = {"vgprs": 96, "vgpr_spills": 0, "code_bytes": 1000}
+    a: dict[str, Any] = {"name": "main_dispatch_2_matmul", "target": "gfx942", "figures": figures, "code_hash": "1"}
+    b = a | {"figures": {"vgprs": 256, "vgpr_spills": 109, "code_bytes": 4000}, "code_hash": "2"}
+    lines: list[dict[str, Any]] = [{"left_out": 20}, {"a": "\ts_waitcnt 0", "b": "\ts_waitcnt 0"}]
+    lines += [{"a": f"\tv_fma_f32 v{number}, v1, v2, v3"} for number in range(3)]
+    lines += [{"b": f"\tscratch_store_dword off, v{number}, off offset:{4 * number}"} for number in range(5)]
+    lines += [{"a": "\ts_endpgm", "b": "\ts_endpgm"}]
+    change = {"a": a, "b": b, "rows": lines, "files": ["texts/ocr/main.a.asm", "texts/ocr/main.b.asm"], "note": ""}
+    results = {
+        "ocr/det@rocm-gfx942:compile": {"same_count": 12, "changes": [change], "problem": ""},
+        "ocr/rec@rocm-gfx942:compile": {"same_count": 0, "changes": [], "problem": "B (3.13.0): iree-compile failed"},
+    }
+    opening: dict[str, Any] = {
+        "kind": "code",
+        "version": "0.1.0",
+        "name": folder.name,
+        "resumed": False,
+        "cwd": "/home/me",
+        "command": "gauntlet code.diff 3.12.0 3.13.0 --suite codegen --model ocr --target gfx942",
+        "sides": ["3.12.0", "3.13.0"],
+        "level": "asm",
+        "machine": _MACHINE,
+    }
+    end: dict[str, Any] = {"exit_code": 3, "problem": "", "seconds": 12.0, "interrupted": False, "time": _END_TIME}
+    for file in ("texts/ocr/main.a.asm", "texts/ocr/main.b.asm"):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("s_endpgm\n")
+    events = [("result", {"step": step, **result}) for step, result in results.items()]
+    return _write_journal(folder, [("opening", opening), *events, ("end", end)])
+
+
 def _make_history() -> str:
     """The page of a history of twenty releases, with two runs of each; some models got slower, larger or better."""
     rng = random.Random(7)
@@ -328,6 +362,7 @@ _RECORDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "matrix, 300 failures": ("matrix", _write_failing_matrix),
     "bisection": ("bisect", _write_bisection),
     "explanation": ("explain/explain", _write_explained_run),
+    "code": ("code", _write_code_diff),
 }
 PAGE_SAMPLES = (*_RECORDS, "history", "index", "sweep")
 
