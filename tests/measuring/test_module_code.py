@@ -13,6 +13,7 @@ import pytest
 
 from iree_gauntlet.measuring.code import module_code
 from iree_gauntlet.measuring.code.code_changes import compare_code
+from iree_gauntlet.measuring.code.code_text import CodeLevel, DispatchText, make_dump_flags, read_dispatch_text
 from iree_gauntlet.measuring.code.gpu_code import AmdKernel, compute_occupancy
 from iree_gauntlet.measuring.code.module_code import load_module_code, read_module_code
 from iree_gauntlet.results import CODE_FIGURES, DispatchCode
@@ -75,7 +76,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         program = SPILLING_PRODUCT if target == "gfx1100" else _PROGRAM
         (folder / target).mkdir()
         (folder / target / "main.mlir").write_text(program)
-        dumps = (f"--iree-hal-dump-executable-{kind}-to={folder / target}" for kind in ("intermediates", "binaries"))
+        dumps = {flag for level in CodeLevel for flag in make_dump_flags(level, folder / target)}
         command = [find_installed().compiler.compile, "main.mlir", *flags, *dumps, "-o", "m.vmfb"]
         processes[target] = subprocess.Popen(command, cwd=folder / target)
     assert [process.wait() for process in processes.values()] == [0] * len(processes)
@@ -117,6 +118,44 @@ def test_registers_spills_and_memory_of_kernels_are_those_of_the_assembly(
     assert measured == expected
     sizes = dict(re.findall(r"\.size\s+(\S+), \.Lfunc_end\d+-(\S+)", text))
     assert sizes.keys() == measured.keys()
+
+
+@pytest.mark.parametrize("level", CodeLevel)
+@pytest.mark.parametrize("target", [target for target in _TARGETS if target != "vmvx"])
+def test_each_dispatch_has_its_text_at_each_level(modules: Mapping[str, Path], target: str, level: CodeLevel) -> None:
+    folder = modules[target].parent
+    names = [code.name for code in _read(modules[target]).code]
+    texts = {name: read_dispatch_text(folder, level, name) for name in names}
+    if (target, level) == ("spirv", CodeLevel.LLVM):
+        assert {*texts.values()} == {None}
+        return
+    assert all(text and len(text.lines) > 5 for text in texts.values())
+    lines = [line for text in texts.values() if text for line in text.lines]
+    # Each text is of one dispatch, and has nothing that says where in a file or in a program the dispatch was.
+    assert not [line for line in lines if re.search(r"\.LBB\d|LCPI\d+_|\.loc\b|\.cfi_|!dbg|_dispatch_\d", line)]
+    if level is CodeLevel.LLVM:
+        assert sum(line.startswith("define ") for line in lines) == len(names)
+    if level is CodeLevel.CONFIG:
+        assert any("translation_info" in line or "lowering_config" in line for line in lines)
+    assert read_dispatch_text(folder, level, names[0][:-1]) is None
+    assert read_dispatch_text(folder, level, "no.such[dispatch") is None
+
+
+def test_texts_are_compared_without_the_numbers_of_names() -> None:
+    def text(*lines: str) -> DispatchText:
+        return DispatchText(lines, tuple(re.sub(r"%\d+", "%", line) for line in lines))
+
+    a, b = text("%1 = load", "%2 = add %1", "ret"), text("%1 = load", "%2 = mul %1", "%3 = add %2", "ret")
+    assert list(a.compare(b)) == [
+        ("%1 = load", "%1 = load", 0),
+        (None, "%2 = mul %1", 0),
+        ("%2 = add %1", "%3 = add %2", 0),
+        ("ret", "ret", 0),
+    ]
+    assert list(a.compare(a)) == []
+    long = text(*(f"line {number}" for number in range(20)))
+    changed = text(*("new" if number == 10 else f"line {number}" for number in range(20)))
+    assert [row[2] for row in long.compare(changed) if row[2]] == [7, 6]
 
 
 def test_a_tile_that_is_too_large_spills_and_lowers_the_occupancy(modules: Mapping[str, Path]) -> None:
