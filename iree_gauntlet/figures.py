@@ -262,7 +262,9 @@ def _make_exact_row(
     """Make the row of memory or code: planned by the compiler, read from a module, or measured in a call."""
     noun = f"bytes of {title}" if unit == "bytes" else title
     reporter = "compiler" if compiler_path else "module's code" if stage is Stage.COMPILE else "device's allocator"
-    hint = " (`gauntlet doctor` says whether code is read)" if reporter == "module's code" else ""
+    hint = (
+        "" if reporter != "module's code" else " (its target has none, or the code is not read: see `gauntlet doctor`)"
+    )
     return FigureRow(
         key,
         title,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _KINDS = {kind.family: kind for kind in DEVICE_KINDS if kind.backend}
 FAMILIES = tuple(_KINDS)
+ARCHITECTURES = tuple(chip for kind in _KINDS.values() for chip in kind.architectures)
 _KINDS_BY_NAME = {name: kind for kind in _KINDS.values() for name in kind.names}
 _CODE_GENERATORS = "|".join(sorted({kind.code_generator for kind in DEVICE_KINDS if kind.code_generator}))
 # Flags that name a target or configure the code generator of one.

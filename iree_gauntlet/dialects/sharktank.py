@@ -75,14 +75,12 @@ class Sharktank(Builder[Spec]):
         """Add the cases of a spec on its targets."""
         families = {*spec.families}
         if isinstance(spec.document, Benchmark):
-            # A benchmark also runs on the further targets of the regression that defines its module.
+            # A benchmark also runs on the further targets of the regression for its own target that defines its module.
             name = f"{spec.model}_{spec.document.submodel_name or spec.submodel}"
-            families |= {
-                family
-                for family in FAMILIES
-                for regression in self._by_name.get((name, family), [])
-                if family in getattr(regression.document, "targets", ())
-            }
+            for family in spec.families:
+                for regression in self._by_name.get((name, family), []):
+                    targets = getattr(regression.document, "targets", {})
+                    families |= {*targets} if family not in targets else set()
         matching_targets = {
             replace(target, chip=_DEFAULT_CHIP) if target.kind is ROCM and not target.chip else target: None
             for target in self.collector.targets
@@ -437,7 +435,9 @@ def _read_goldens(
         )
     for field, figure in SHARKTANK_GOLDENS.items():
         values = getattr(table, field)
-        matching_key = next((key for key in (sku, target.chip, target.family) if key in values), "")
+        # A family is not that of another architecture.
+        family = "" if target.chip in target.kind.architectures else target.family
+        matching_key = next((key for key in (sku, target.chip, family) if key in values), "")
         other_keys = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [matching_key] if matching_key else other_keys:
             value = float(values[key])

@@ -122,11 +122,15 @@ class SuiteTable(WithVariants):
 
     @model_validator(mode="after")
     def _check_targets(self) -> SuiteTable:
+        if "targets" in self.model_fields_set and not self.targets:
+            raise FieldError("targets", "expected at least one target")
         if not (self.target or self.targets):
             raise FieldError("target", f"missing: expected one of {', '.join(FAMILIES)}, or a chip such as gfx942")
         if self.target and self.targets:
             raise FieldError("targets", "target is there as well: keep one of the two")
         for one, other in itertools.combinations(map(_require_target, self.targets), 2):
+            if one == other:
+                raise FieldError("targets", f"{one.name} is named twice")
             if one.overlaps(other):
                 raise FieldError("targets", f"{one.name} and {other.name} overlap: name each chip, or only the family")
         return self

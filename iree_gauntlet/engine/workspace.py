@@ -27,7 +27,7 @@ from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, format_path, read_file, resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
-from iree_gauntlet.targets import FAMILIES, Target, parse_target
+from iree_gauntlet.targets import ARCHITECTURES, FAMILIES, Target, parse_target
 from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
@@ -346,10 +346,9 @@ def _require_known_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) 
     config_families = {config.target.family for config in _list_configs(specs)} if families else ()
     for name in families:
         if name not in config_families:
-            hint = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
-            raise UsageError(
-                f"unknown target {name!r}", suggest_each("target", name, (*FAMILIES, *config_families)) or hint
-            )
+            hint = f"Known: {', '.join((*FAMILIES, *ARCHITECTURES))}, or a chip such as gfx942 or sm_80."
+            known_names = (*FAMILIES, *ARCHITECTURES, *config_families)
+            raise UsageError(f"unknown target {name!r}", suggest_each("target", name, known_names) or hint)
 
 
 def _list_configs(specs: Iterable[AnySpec]) -> list[Config]:

@@ -22,11 +22,12 @@ from iree_gauntlet.experiments.explain import make_tools
 from iree_gauntlet.experiments.explaining.failures import describe_failure
 from iree_gauntlet.experiments.run import make_setup
 from iree_gauntlet.experiments.sides import complete_sides, prepare_side
-from iree_gauntlet.measuring.code.code_changes import CodeChange, compare_code
-from iree_gauntlet.measuring.code.code_text import CodeLevel, make_dump_flags, read_dispatch_text
+from iree_gauntlet.measuring.code.code_changes import compare_code
+from iree_gauntlet.measuring.code.code_text import CodeLevel, DispatchText, make_dump_flags, read_dispatch_text
 from iree_gauntlet.measuring.code.module_code import list_missing_packages, load_module_code
 from iree_gauntlet.records.code_outcome import CODE_DIFF, CodeDiffOpening, DiffRow, DispatchDiff, ModuleCodeDiff
 from iree_gauntlet.records.compare_record import SIDE_NAMES
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.sides import ComparisonSide
-    from iree_gauntlet.measuring.code.code_text import DispatchText
+    from iree_gauntlet.measuring.code.code_changes import CodeChange
     from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CodeDiffRequest, RunRequest
@@ -69,18 +70,18 @@ def diff_code(options: CodeDiffRequest, request: RunRequest, presenter: Reporter
             if sides[-1].interrupted:
                 experiment.code = ExitCode.INTERRUPTED
                 return experiment.code
-        problems, matches = 0, 0
+        problems, matches = 0, False
         with presenter.progress() as progress, experiment.open_session(log, progress) as session:
             for steps in _pair_steps(sides):
                 progress.status(f"{steps[0].chain}: comparing the code")
-                module = _compare_module(steps, sides, options.dispatch, level, session)
+                module, has_match = _compare_module(steps, sides, options.dispatch, level, session)
                 log.write("result", module, step=steps[0].id)
                 problems += bool(module.problem)
-                matches += sum(_matches(CodeChange(entry.a, entry.b), options.dispatch) for entry in module.changes)
+                matches |= has_match
         experiment.code = ExitCode.ERROR if problems else ExitCode.OK
         if options.dispatch and not matches and not problems:
             hint = "Without --dispatch, the report lists those whose code differs."
-            raise NothingSelectedError(f"no dispatch that matches {options.dispatch!r} has other code", hint)
+            raise NothingSelectedError(f"no dispatch matches {options.dispatch!r}", hint)
     return experiment.code
 
 
@@ -96,31 +97,31 @@ def _pair_steps(sides: Sequence[ComparisonSide]) -> Iterator[tuple[Step, Step]]:
             yield a[name], b[name]
 
 
-def _matches(change: CodeChange, pattern: str) -> bool:
-    return any(side is not None and fnmatchcase(side.name, pattern) for side in (change.a, change.b))
-
-
 def _compare_module(
     steps: tuple[Step, Step],
     sides: Sequence[ComparisonSide],
     pattern: str,
     level: CodeLevel,
     session: Session[EventLog],
-) -> ModuleCodeDiff:
-    """Compare the code of one module, and the texts of the dispatches that are shown."""
+) -> tuple[ModuleCodeDiff, bool]:
+    """Compare the code of one module, and the texts of the shown dispatches; return also if a dispatch matches."""
     codes = []
     for side, step in zip(sides, steps, strict=True):
         result = side.record.results.get(step.id)
         if result is None or result.verdict is not Verdict.PASSED:
             reason = result.full_reason if result else "it did not finish"
-            return ModuleCodeDiff(problem=f"{side.name} ({side.iree}): {reason}")
+            log = format_path(side.folder / "summary.md")
+            return ModuleCodeDiff(problem=f"{side.name} ({side.iree}): {reason}; {log} has its output"), False
         code = load_module_code(Path(step.find_output("module")), Path(step.find_output("code")))
         if code.code_problems or not code.code:
             reason = "; ".join(code.code_problems) or "its module has no machine code"
-            return ModuleCodeDiff(problem=f"{side.name} ({side.iree}): {reason}")
+            return ModuleCodeDiff(problem=f"{side.name} ({side.iree}): {reason}"), False
         codes.append(code.code)
     changes = compare_code(*codes)
-    shown = [change for change in changes if _matches(change, pattern)] if pattern else changes[:_MOST_SHOWN]
+    # Two texts say more than one.
+    shown = sorted(changes, key=lambda change: change.a is None or change.b is None)[:_MOST_SHOWN]
+    if pattern:
+        shown = [change for change in changes if any(code and fnmatchcase(code.name, pattern) for code in change.sides)]
     texts: list[dict[str, DispatchText | str]] = []
     for side, step in zip(sides, steps, strict=True) if shown else ():
         names = {code.name for change in shown if (code := getattr(change, side.name.lower()))}
@@ -134,7 +135,9 @@ def _compare_module(
         else DispatchDiff(a=change.a, b=change.b)
         for change in changes
     )
-    return ModuleCodeDiff(same_count=len(codes[1]) - sum(change.b is not None for change in changes), changes=diffs)
+    same_count = len(codes[1]) - sum(change.b is not None for change in changes)
+    has_match = any(fnmatchcase(code.name, pattern) for side_codes in codes for code in side_codes)
+    return ModuleCodeDiff(same_count=same_count, changes=diffs), has_match
 
 
 def _read_texts(
@@ -165,10 +168,10 @@ def _diff_dispatch(
     texts: list[DispatchText | str] = []
     files: list[str] = []
     rows: tuple[DiffRow, ...] = ()
-    for side, code, texts_by_name in zip(SIDE_NAMES, (change.a, change.b), side_texts, strict=True):
-        text = texts_by_name[code.name] if code else f"{side} has no such dispatch"
+    for side, code, texts_by_name in zip(SIDE_NAMES, change.sides, side_texts, strict=True):
+        text = texts_by_name[code.name] if code else DispatchText((), ())
         texts.append(text)
-        if not isinstance(text, str):
+        if code and not isinstance(text, str):
             path = folder / f"{_UNSAFE.sub('-', change.name)}.{side.lower()}.{level}"
             path.write_text("\n".join(text.lines) + "\n", encoding="utf-8")
             files.append(str(path.relative_to(base)))
@@ -177,5 +180,5 @@ def _diff_dispatch(
         note = "; ".join(text for text in texts if isinstance(text, str))
     else:
         rows = tuple(DiffRow(*row) for row in a.compare(b))
-        note = "" if rows else f"its {level} is the same: the difference is at another level, or in addresses"
+        note = "" if rows else f"its {level} is the same, but for names that are numbered: the difference is elsewhere"
     return DispatchDiff(a=change.a, b=change.b, rows=rows, files=tuple(files), note=note)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,10 @@ from iree_gauntlet.results import DispatchCode  # noqa: TC001 - read by its type
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+# A name in LLVM IR, MLIR or PTX.
+_NAME = re.compile(r"(%?[\w.$]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +41,13 @@ class DiffRow(Recorded):
 
     @property
     def text(self) -> str:
-        """The line of a unified diff."""
+        """The line of a unified diff; in an equal line, `%…` stands for names that each side numbers in its own way."""
         if self.left_out:
-            return f"@@ {self.left_out} equal lines @@"
-        sign, line = ("+", self.b) if self.a is None else ("-", self.a) if self.b is None else (" ", self.b)
-        return f"{sign} {line}"
+            return f"@@ {pluralize(self.left_out, 'equal line')} @@"
+        if self.a is None or self.b is None:
+            return f"+ {self.b}" if self.a is None else f"- {self.a}"
+        words = itertools.zip_longest(*(_NAME.split(line) for line in (self.a, self.b)))
+        return "  " + "".join(a if a == b else "%…" for a, b in words if a)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,12 @@ _JUMPS = sorted(
 # A terminal shows at most so many cells of the table of metrics, and so many changes.
 _TERMINAL_CELLS = 160
 _TERMINAL_CHANGES, _MAX_NAMES = 12, 3
+# The CPU of counts by valgrind ends so, since it emulates fused multiply-adds slowly.
+_WITHOUT_FMA = ",-fma"
+_FMA_NOTE = (
+    "Instructions were counted without fused multiply-adds. With them a loss may be a gain; to count with them, more "
+    "slowly: "
+)
 # These notes are shown if a matrix has the metric.
 _NOTES: dict[Figure, Text] = {
     Figure.TIME: (
@@ -275,6 +281,9 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     yield PageOnly((Paragraph((legend,)), *_show_heat_maps(matrix, labels)))
     yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
+    cpus = (cell.figures.counted_by.rpartition(", ")[2] for cell in cells)
+    if cpu := next((cpu for cpu in cpus if cpu.endswith(_WITHOUT_FMA)), ""):
+        yield Paragraph((_FMA_NOTE, Name(f"--count-cpu {cpu.removesuffix(_WITHOUT_FMA)}"), "."))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:

@@ -137,6 +137,11 @@ _SPILL_COLUMNS = (
     Column("spills", ColumnKind.NUMBER),
     *(Column(CODE_FIGURES[key], ColumnKind.NUMBER) for key in _SPILL_DETAILS),
 )
+_CODE_TOTALS = (Figure.CODE_SIZE, Figure.REGISTERS, Figure.SPILLS, Figure.SHARED_MEMORY)
+_TOTAL_COLUMNS = (
+    Column("model", ColumnKind.NAME),
+    *(Column(figure.row.title, ColumnKind.NUMBER) for figure in _CODE_TOTALS),
+)
 _MAX_LONG_STEPS = 5
 # In a resumed run, longer gaps between steps are shortened to this.
 _MAX_PAUSE_SECONDS = 1.0
@@ -368,6 +373,8 @@ def run_document(
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
+    if not any(step.stage.row.runs_modules for step in outcome.steps):
+        blocks += _show_code_totals(figures)
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
     blocks += changes_and_next_steps if folder else []
@@ -407,8 +414,11 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
     if lines := [f"{origin}: {text}" for step in steps for origin, text in details.list_unapplied(step)]:
         yield Heading("Goldens that were not applied")
         yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
-        command = Name("gauntlet golden.update --to-release")
-        yield Paragraph(("to move those of another release to this one: ", command))
+        # Without a figure, another release is not the reason.
+        checks = ((check, step) for step in steps for check in step.checks if check.measured is not None)
+        if any(check.metric in {golden.metric for golden in step.unapplied_goldens} for check, step in checks):
+            command = Name("gauntlet golden.update --to-release")
+            yield Paragraph(("to move those of another release to this one: ", command))
 
 
 def _describe_changed(previous: PreviousRun | None) -> Iterator[Block]:
@@ -545,6 +555,14 @@ def _show_spills(figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
     )
     if rows:
         yield from (Heading("Dispatches that spill registers"), Table(_SPILL_COLUMNS, rows, _TERMINAL_FINDINGS))
+
+
+def _show_code_totals(figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
+    """Show the figures of the code of each module, for runs that only compile."""
+    rows = [(model, *(metrics.values.get(figure) for figure in _CODE_TOTALS)) for model, metrics in figures.items()]
+    rows = [row for row in rows if any(value is not None for value in row[1:])]
+    if rows:
+        yield from (Heading("Code of modules"), Table(_TOTAL_COLUMNS, tuple(rows), _TERMINAL_ROWS).filled_form)
 
 
 def _make_figures_row(chain: ChainOutcome, figures: ChainFigures, described: Collection[str]) -> tuple[Cell, ...]:

@@ -166,7 +166,9 @@ def _check_code_packages() -> DoctorFinding:
         text = (
             f"{', '.join(missing_packages)} not installed: the code of modules is not read (registers, spills, sizes)"
         )
-        return DoctorFinding("code", "info", text, "pip install 'iree-gauntlet[code]'")
+        return DoctorFinding(
+            "code", "info", text, "pip install 'iree-gauntlet[code]'; in a clone: pip install -e '.[code]'"
+        )
     return DoctorFinding("code", "ok", "the code of modules is read by pyelftools, msgpack and capstone")
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for, target_flags
 from tests.support import spec_trees, torch_trees
 from tests.support.spec_trees import CPU, find_argv, load, plan, write_tree
 from tests.support.torch_trees import load_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VULKAN = Target("vulkan")
 HOST_FLAGS = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
@@ -45,6 +43,32 @@ def test_a_regression_is_compiled_and_run_for_a_further_target(tmp_path: Path) -
     # That it is expected to fail is said of its own target.
     expected = {step.chain: step.expect_failure for step in made.steps if step.stage is Stage.THRESHOLD}
     assert [bool(expected[chain]) for chain in ("m/s@cpu", "m/s@vulkan")] == [True, False]
+
+
+def test_a_benchmark_for_another_backend_has_not_the_targets_of_the_cpu(tmp_path: Path) -> None:
+    files = {
+        NAME: REGRESSION,
+        "benchmarks/m/s_cpu.json": BENCHMARK,
+        "regression_tests/m/s_rocm.json": spec_trees.HIP_SPEC,
+        "benchmarks/m/s_rocm.json": spec_trees.BENCHMARK,
+    }
+    cases = load(write_tree(tmp_path, files), CPU, VULKAN, Target("rocm", "gfx942"))
+    assert not cases.problems
+    files_by_target = {(case.target.family, Path(case.origin.file).name) for case in cases.cases}
+    assert files_by_target == {("cpu", "s_cpu.json"), ("vulkan", "s_cpu.json"), ("rocm", "s_rocm.json")}
+
+
+def test_a_golden_of_the_family_is_not_for_another_architecture(tmp_path: Path) -> None:
+    goldens = {"golden_dispatch": {"cpu": 1, "riscv64": 2}, "golden_size": {"cpu": 100}}
+    tree = write_tree(tmp_path, {NAME: REGRESSION, "benchmarks/m/s_cpu.json": BENCHMARK | goldens})
+    targets = (CPU, Target("cpu", "aarch64"), Target("cpu", "riscv64"))
+    cases = [case for case in load(tree, *targets).cases if case.kind is Kind.BENCHMARK]
+    values = {case.target.chip: {golden.metric.value: golden.value for golden in case.goldens} for case in cases}
+    assert values == {
+        "": {"dispatch_count": 1, "binary_size_bytes": 100},
+        "aarch64": {},
+        "riscv64": {"dispatch_count": 2},
+    }
 
 
 def test_another_architecture_takes_the_place_of_this_machine(tmp_path: Path) -> None:

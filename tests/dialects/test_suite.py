@@ -148,6 +148,8 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
         ('target = "gfx942"', "", "target", "missing: expected one of cpu, rocm"),
         ('target = "gfx942"', 'targets = ["gfx942", "vulkn"]', "targets[1]", "unknown target 'vulkn'"),
         ('target = "gfx942"', 'targets = ["gfx942", "hip"]', "targets", "rocm-gfx942 and rocm overlap"),
+        ('target = "gfx942"', 'targets = ["gfx942", "gfx942"]', "targets", "rocm-gfx942 is named twice"),
+        ('target = "gfx942"', "targets = []", "targets", "expected at least one target"),
         ('target = "gfx942"', 'target = "cpu"\ntargets = ["gfx942"]', "targets", "target is there as well"),
         ('case = "a/*"', 'case = "a/*"\ntargets = ["x"]', "expect_failure[0].targets[0]", "unknown target 'x'"),
         ('target = "gfx942"', "target = 2026-11-23", "target", 'expected a string, found the value "2026-11-23"'),
@@ -293,6 +295,7 @@ def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPat
     ("options", "says"),
     [
         ({"target": ["tpu"]}, "unknown target 'tpu'"),
+        ({"target": ["risc64"]}, "unknown target 'risc64'"),
         ({"target": ["rocm", "gfx90a"]}, "targets rocm and rocm-gfx90a overlap"),
         ({"external_file_directory": "/nowhere"}, "is not a folder"),
         ({"spec_dir": ["/nowhere"]}, "does not exist"),

@@ -108,6 +108,7 @@ def test_a_side_that_does_not_compile_is_an_error(project: Project) -> None:
     assert "B (installed+bad): " in module["problem"]
     assert module["problem"] in out
     assert "no code could be compared" in out
+    assert "b/summary.md has its output" in out
 
 
 def test_mistakes_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,9 @@ def test_mistakes_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -
     assert done.code == 2
     assert "code.diff takes two IREEs, not 1" in done.text
     _, out = _diff(project, "+unfused", "--dispatch", "*conv*", code=5)
-    assert "no dispatch that matches '*conv*' has other code" in out
+    assert "no dispatch matches '*conv*'" in out
+    # A dispatch with the same code is one that matches.
+    _diff(project, "installed", "installed", "--dispatch", "*matmul*")
     monkeypatch.setitem(sys.modules, "capstone", None)
     done = project.gauntlet("code.diff", "+unfused")
     assert done.code == 2

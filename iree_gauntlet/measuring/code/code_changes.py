@@ -34,6 +34,11 @@ class CodeChange:
     b: DispatchCode | None
 
     @property
+    def sides(self) -> tuple[DispatchCode | None, DispatchCode | None]:
+        """The code of A, and that of B."""
+        return self.a, self.b
+
+    @property
     def name(self) -> str:
         """The name of the dispatch, in B if it is there."""
         return next(side.name for side in (self.b, self.a) if side)
@@ -46,8 +51,11 @@ class CodeChange:
     @property
     def rank(self) -> tuple[float, ...]:
         """A key to sort by, the worst change first."""
+        # A dispatch that only one side has is no change of a figure of which more is better.
         return tuple(
-            (1 if figure == _MORE_IS_BETTER else -1) * (_get(self.b, figure) - _get(self.a, figure))
+            (0 if self.a is None or self.b is None else _get(self.b, figure) - _get(self.a, figure))
+            if figure == _MORE_IS_BETTER
+            else _get(self.a, figure) - _get(self.b, figure)
             for figure in _RANKED_FIGURES
         )
 

@@ -48,7 +48,7 @@ _LLVM = _Format(
     begin=r'define .*@"?{}"?\(',
     end=r"\}",
     noise=r",? ![\w.]+ ![\w()]+| #\d+(?=$| \{| !)|\s*#dbg_.*|\s*;.*",
-    numbered=r"%\d+|\b\d+:",
+    numbered=r"%[\w.$-]*\d+|\b\d+:",
 )
 _PTX = _Format(begin=r".*\.entry {}\(", end=r"\}", noise=r"\s*(?://|\.loc\b).*", numbered=r"%[a-z]+\d+|\$L\w+")
 _MLIR = _Format(numbered=r"%\w+")
