@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
+_TOTALS = ("register_count", "spill_count", "shared_bytes")
 _INPUTS = ["256x1024xf16", "1024x512xf16"]
 
 
@@ -50,6 +51,10 @@ def test_spills_are_figures_with_goldens_by_chip(project: Project, monkeypatch: 
     assert made["register_count"]["measured"] == 256
     assert made["shared_bytes"]["measured"] > 0
     assert "spill" in out
+    # A run that only compiles has no other figures of the code.
+    totals = out[out.index("Code of modules") :].splitlines()[1:3]
+    assert totals[0].split() == ["model", "code", "size", "registers", "spills", "shared", "memory"]
+    assert totals[1].split()[1:] == [f"{made[name]['measured']:,.0f}" for name in ("code_bytes", *_TOTALS)]
     (code,) = next(step for step in made["steps"] if step["stage"] == "compile")["statistics"]["code"]
     assert code["target"] == "gfx1100"
     assert code["figures"]["vgpr_spills"] == made["spill_count"]["measured"]
@@ -82,7 +87,8 @@ def test_without_the_packages_a_golden_of_code_is_not_applied(
     project.benchmark("product", inputs=_INPUTS, golden_spills={"gfx1100": 1000})
     chain, out = _run(project, "--unapplied-goldens", "fail", code=4)
     assert "spill_count" not in chain
-    assert "the module's code reports no spills" in out
+    assert "the module's code reports no spills (its target has none" in out
+    assert "--to-release" not in out
     done = project.gauntlet("doctor")
     assert "capstone not installed" in done.text
     assert "iree-gauntlet[code]" in done.text

@@ -320,7 +320,7 @@ def test_code_is_matched_by_content_then_by_name() -> None:
         make("0_matmul_4x4_f32", "same"),
         make("1_matmul_8x8_f32", "x", vgpr_spills=0, vgprs=96, code_bytes=1000),
         make("2_reduction_8_f32", "y", code_bytes=100),
-        make("3_conv_1x1_f32", "gone", code_bytes=5000),
+        make("3_conv_1x1_f32", "gone", occupancy=8, code_bytes=5000),
     ]
     b = [
         make("0_reduction_8_f32", "z", code_bytes=90),
@@ -332,7 +332,7 @@ def test_code_is_matched_by_content_then_by_name() -> None:
         ("2_matmul_8x8_f32", "VGPR spills 0 → 12, VGPRs 96 → 256, code bytes 1,000 → 900"),
         ("3_softmax_8_f32", "only in B: 4,096 code bytes"),
         ("0_reduction_8_f32", "code bytes 100 → 90"),
-        ("3_conv_1x1_f32", "only in A: 5,000 code bytes"),
+        ("3_conv_1x1_f32", "only in A: 8 occupancy, 5,000 code bytes"),
     ]
     assert compare_code(a, list(reversed(a))) == []
     assert compare_code([a[1]], [make("1_matmul_8x8_f32", "v", **a[1].figures)])[0].description == "other instructions"
