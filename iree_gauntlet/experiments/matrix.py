@@ -244,6 +244,8 @@ def _combine(irees: Sequence[str], variants: Sequence[str]) -> Sequence[str]:
     if not variants:
         return irees
     names = [text.partition("=")[0] for text in variants]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"variant {twice}: given twice", "Name each once.")
     return [side for iree in irees or ("installed",) for side in (iree, *(f"{iree}+{name}" for name in names))]
 
 

@@ -239,6 +239,7 @@ def test_a_flag_that_one_iree_lacks_is_its_problem_alone(project: Project) -> No
         ([], 2, "gauntlet matrix --iree 3.9.0 --iree 3.13.0"),
         (["--iree", "banana"], 2, "--iree banana: not a known IREE"),
         (["--iree", "3.9", "--iree", "3.9.0"], 2, "one IREE is named twice"),
+        (["--variant", "x=--iree-opt-level=O1", "--variant", "x=--iree-opt-level=O2"], 2, "variant x: given twice"),
         ([*BOTH, "--model", "zzz"], 5, "No model 'zzz'"),
         ([*BOTH, "--suite", "nowhere"], 2, "nowhere"),
         ([*BOTH, "--stages", "cook"], 2, "--stages cook: unknown\n  Known: fetch, import, "),
