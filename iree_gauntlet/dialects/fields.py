@@ -35,7 +35,7 @@ from iree_gauntlet.dialects.spec_file import (
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
 from iree_gauntlet.stages import DEFAULT_STAGES, SPEC_STAGES
-from iree_gauntlet.targets import FAMILIES, Target, flags_for
+from iree_gauntlet.targets import FAMILIES, Target, flags_for, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -272,6 +272,15 @@ def _check_family(name: str) -> str:
 
 
 Family = Annotated[str, SchemaValidator(_check_family, {"enum": [*FAMILIES]})]
+
+
+def _check_target(text: str) -> str:
+    if parse_target(text) is None:
+        raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
+    return text
+
+
+TargetName = Annotated[str, AfterValidator(_check_target)]
 TARGETS_DESCRIPTION = f"Other targets, and what differs on them: {', '.join(FAMILIES)}."
 
 

@@ -14,6 +14,7 @@ from iree_gauntlet.cases import Case, Expectation, Origin
 from iree_gauntlet.dialects.fields import (
     ForPeople,
     StrictDocument,
+    TargetName,
     about,
     expect,
     make_schema_config,
@@ -47,19 +48,11 @@ def _check_reason(text: str) -> str:
     return text
 
 
-def _require_target(text: str, sku: str = "") -> Target:
-    target = parse_target(text, sku=sku)
-    if target is None:
-        raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
-    return target
+def _parse_targets(names: Iterable[str], sku: str = "") -> tuple[Target, ...]:
+    """Parse names of targets, which were checked."""
+    return tuple(target for name in names if (target := parse_target(name, sku=sku)))
 
 
-def _check_target(text: str) -> str:
-    _require_target(text)
-    return text
-
-
-_TargetName = Annotated[str, AfterValidator(_check_target)]
 _Stage = Annotated[str, one_of("stage", [stage.value for stage in SPEC_STAGES])]
 _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
@@ -76,7 +69,7 @@ class _ExpectTable(StrictDocument):
     stage: _Stage = Field(description="The stage that fails.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
     kind: _Kind | None = about(None, "How it fails: any other failure is reported. Without it, any kind is expected.")
-    targets: list[_TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
+    targets: list[TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
     match: str = about("", "A text that the failure's reason or the tool's output contains.")
 
     @model_validator(mode="after")
@@ -95,10 +88,10 @@ class SuiteTable(WithVariants):
 
     name: Annotated[str, expect("letters, digits, '_', '-' and '.', starting with a letter or digit", _NAME.fullmatch)]
     description: ForPeople
-    target: _TargetName | None = about(
+    target: TargetName | None = about(
         None, f"{', '.join(FAMILIES)}, or a chip such as gfx942 or aarch64; the command line can select another."
     )
-    targets: list[_TargetName] = Field(default_factory=list, description="Several targets, in place of target.")
+    targets: list[TargetName] = Field(default_factory=list, description="Several targets, in place of target.")
     sku: str = about("", "Machine to which golden times belong.")
     device_optional: bool = about(False, "If there is no such device, only compile, without an error.")
     stages: list[_Stage] = Field(
@@ -128,7 +121,7 @@ class SuiteTable(WithVariants):
             raise FieldError("target", f"missing: expected one of {', '.join(FAMILIES)}, or a chip such as gfx942")
         if self.target and self.targets:
             raise FieldError("targets", "target is there as well: keep one of the two")
-        for one, other in itertools.combinations(map(_require_target, self.targets), 2):
+        for one, other in itertools.combinations(_parse_targets(self.targets), 2):
             if one == other:
                 raise FieldError("targets", f"{one.name} is named twice")
             if one.overlaps(other):
@@ -173,7 +166,7 @@ def read_suite(path: Path) -> Suite:
     return Suite(
         path=path,
         name=table.name,
-        targets=tuple(_require_target(name, table.sku) for name in (*table.targets, table.target) if name),
+        targets=_parse_targets(table.targets or filter(None, [table.target]), table.sku),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
@@ -187,7 +180,7 @@ def read_suite(path: Path) -> Suite:
                 (FailureKind(item.kind),) if item.kind else tuple(FailureKind),
                 item.match,
                 item.case,
-                tuple(map(_require_target, item.targets)),
+                _parse_targets(item.targets),
             )
             for index, item in enumerate(table.expect_failure)
         ),

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from iree_gauntlet.dialects.fields import Flags, StrictDocument, Text, about, expect
+from iree_gauntlet.dialects.fields import Flags, StrictDocument, TargetName, Text, about, expect
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.settings import format_path
-from iree_gauntlet.targets import FAMILIES, parse_target
+from iree_gauntlet.targets import parse_target
 from iree_gauntlet.variants import VARIANT_NAME, FlagVariant, name_flag
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def _check_target(text: str) -> str:
-    if parse_target(text) is None:
-        raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
-    return text
 
 
 _Name = Annotated[str, expect("a name of letters, digits, '_' and '-'", VARIANT_NAME.fullmatch)]
@@ -33,7 +27,7 @@ class _VariantTable(StrictDocument):
     remove_compiler_flags: Flags = Field(description="Names of the spec's flags that are left out.")
     run_flags: Flags = Field(description="Flags of iree-run-module and iree-benchmark-module, as compiler_flags.")
     tuning_spec: Text | None = about(None, "The compiler's tuning spec: a file relative to this one, or a URL.")
-    targets: list[Annotated[str, AfterValidator(_check_target)]] = Field(
+    targets: list[TargetName] = Field(
         default_factory=list, description="Targets whose cases it changes; without any, all."
     )
     description: str = about("", "For people.")
