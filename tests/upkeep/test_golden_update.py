@@ -258,7 +258,7 @@ _PLACES = st.builds(
 )
 _EVIDENCE = st.builds(
     lambda figure, spread, refused, release: GoldenEvidence(
-        "r", "m/s@cpu", figure, figure - spread, figure + spread, 3, release, "cpu", refused
+        "r", "m/s@cpu", figure, (figure, figure + spread, figure + spread / 2), release, "cpu", refused
     ),
     st.integers(1, 100_000).map(float),
     st.integers(0, 1),
@@ -343,3 +343,37 @@ def test_a_spec_that_cannot_be_read_is_named(project: Path) -> None:
         update(SelectionRequest(model=("toy",)), parse_request(GoldenUpdateRequest, {}))
     with pytest.raises(GauntletError, match=re.escape(_FILE)):
         _update()
+
+
+def test_an_outlier_is_left_out_and_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, time in enumerate((0.4, 0.4, 0.004, 0.4, 0.4, 0.4), start=1):
+        _run(project, f"run-{number}", times=(time, time))
+    _update(last=6)
+    captured = capsys.readouterr()
+    assert '"golden_time_ms": {"desk": 0.4}' in captured.out
+    assert "mean 0.4 ms (runs 0.4 … 0.4)" in captured.err
+    assert "; left out as an outlier: 0.004 ms (run-3)" in captured.err
+
+
+def test_an_outlier_does_not_hide_that_a_golden_is_wrong(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, time in enumerate((2.0, 2.1, 4.0, 2.1, 2.0), start=1):
+        _run(project, f"run-{number}", times=(time, time))
+    _update(last=5)
+    assert '"golden_time_ms": {"desk": 2.05}' in capsys.readouterr().out
+
+
+def test_two_runs_that_disagree_give_no_golden(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, time in enumerate((0.4, 0.004), start=1):
+        _run(project, f"run-{number}", times=(time, time))
+    _update(last=2)
+    captured = capsys.readouterr()
+    assert '"desk": 0' not in captured.out
+    assert "the runs disagree: 0.004 … 0.4 ms; more runs show what is usual" in captured.err
+
+
+def test_an_outlier_among_the_repetitions_of_one_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, "run-1", times=(0.4, 0.4, 0.4, 0.4, 0.4, 0.004))
+    _update()
+    captured = capsys.readouterr()
+    assert '"golden_time_ms": {"desk": 0.4}' in captured.out
+    assert "; left out as an outlier: 0.004 ms" in captured.err

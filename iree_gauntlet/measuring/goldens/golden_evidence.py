@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Golden, Verdict
 from iree_gauntlet.figures import GOLDEN_FIGURES, GoldenRule, Statistic
 from iree_gauntlet.formatting import format_count
+from iree_gauntlet.measuring.goldens.golden_rules import find_outliers
 from iree_gauntlet.measuring.goldens.goldens import covers, parse_release
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.targets import FAMILIES
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
 # A golden is loose if the measured value is less than this fraction of the golden.
 _MIN_USED_FRACTION = 0.5
 _SIGNIFICANT_DIGITS = 3
+# Times of several runs that differ by a larger factor give no golden, because their mean is the time of none of them.
+_MAX_TIME_RATIO = 2.0
 # Other metrics of a chain can be trusted even if one of these stages fails.
 _FIGURE_STAGES = {item.golden.stage for item in GOLDEN_FIGURES if item.golden.rule is not GoldenRule.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenEvidence:
-    """One value of one run.
+    """One value of one run, with those of its repetitions.
 
     Attributes:
         rejection: the reason why the value does not count; empty if it counts.
@@ -54,9 +57,7 @@ class GoldenEvidence:
     run: str
     chain: str
     measured: float
-    lowest: float
-    highest: float
-    repetitions: int
+    values: tuple[float, ...]
     release: str
     machine: str
     rejection: str
@@ -162,9 +163,7 @@ def _collect_figures(
                 run=record.run.name or record.path.parent.name,
                 chain=step.chain,
                 measured=min(values) if uses_minimum else statistics.fmean(values),
-                lowest=min(values),
-                highest=max(values),
-                repetitions=len(values),
+                values=tuple(values),
                 release=parse_release(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
                 rejection=reason,
@@ -203,9 +202,9 @@ def propose_golden(
     """Propose a golden's new value, or return the reason why it stays.
 
     A new time is proposed if the golden is outside the measured range; it is the mean, in three digits, of the runs'
-    values (means or minima, by the golden's statistic). A count is proposed if it differs. A size is proposed with the
-    requested headroom (a factor), since code differs between machines; without headroom, only if it exceeds the limit.
-    With `relabel`, a golden of another release moves to the release of the measurements.
+    values (means or minima, by the golden's statistic) without outliers. A count is proposed if it differs. A size is
+    proposed with the requested headroom (a factor), since code differs between machines; without headroom, only if it
+    exceeds the limit. With `relabel`, a golden of another release moves to the release of the measurements.
     """
     usable = [item for item in evidence if not item.rejection]
     if not usable:
@@ -243,18 +242,38 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, relabel
     return ""
 
 
+def _combine_times(golden: Golden, usable: Sequence[GoldenEvidence]) -> tuple[float, list[float], str]:
+    """Return the time of several runs together, the times that it is made of, and a remark on those left out.
+
+    These times are the runs' values; if there is only one run, those of its repetitions, which show how much the time
+    varies. Outliers among them are left out (`find_outliers`).
+    """
+    single_run = usable[0] if len(usable) == 1 else None
+    values = list(single_run.values) if single_run else [item.measured for item in usable]
+    outliers = find_outliers(values)
+    names = [
+        f"{values[index]:.4g} {golden.metric.row.unit}{'' if single_run else f' ({usable[index].run})'}"
+        for index in sorted(outliers)
+    ]
+    remark = f"; left out as {'an outlier' if len(names) == 1 else 'outliers'}: {', '.join(names)}" if names else ""
+    times = [value for index, value in enumerate(values) if index not in outliers]
+    uses_minimum = single_run is not None and golden.statistic is Statistic.MIN
+    return min(times) if uses_minimum else statistics.fmean(times), times, remark
+
+
 def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroom: float | None) -> float | str:
     """Return the new value of a golden, or the reason why its present value stays."""
     values = [item.measured for item in usable]
     match golden.field.rule:
         case GoldenRule.TIMED:
-            # If there is only one run, its repetitions show how much the time varies.
-            single_run = usable if len(usable) == 1 else ()
-            lowest = min([*values, *(item.lowest for item in single_run)])
-            highest = max([*values, *(item.highest for item in single_run)])
-            new_value = float(f"{statistics.fmean(values):.{_SIGNIFICANT_DIGITS}g}")
-            is_within = lowest <= golden.value <= highest or golden.value == new_value
-            return "within what was measured" if is_within else new_value
+            time, times, remark = _combine_times(golden, usable)
+            if len(usable) > 1 and max(times) > _MAX_TIME_RATIO * min(times):
+                return (
+                    f"the runs disagree: {min(times):.4g} … {max(times):.4g} ms; more runs show what is usual{remark}"
+                )
+            new_value = float(f"{time:.{_SIGNIFICANT_DIGITS}g}")
+            is_within = min(times) <= golden.value <= max(times) or golden.value == new_value
+            return f"within what was measured{remark}" if is_within else new_value
         case GoldenRule.WITHIN:
             largest = max(values)
             return "within its margin" if golden.value / golden.factor <= largest <= golden.limit else largest
@@ -281,13 +300,12 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
     if golden.field.rule is not GoldenRule.TIMED:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
     statistic_name = "fastest" if golden.statistic is Statistic.MIN else "mean"
-    values = [item.measured for item in usable]
-    lowest, highest = (usable[0].lowest, usable[0].highest) if len(usable) == 1 else (min(values), max(values))
-    count = sum(item.repetitions for item in usable)
+    time, times, remark = _combine_times(golden, usable)
+    count = sum(len(item.values) for item in usable)
     range_label = "repetitions" if len(usable) == 1 else "runs"
     return (
-        f"{statistic_name} {statistics.fmean(values):.4g} {unit} ({range_label} {lowest:.4g} … {highest:.4g}), "
-        f"{count} repetitions, {usable[-1].machine}, {runs}"
+        f"{statistic_name} {time:.4g} {unit} ({range_label} {min(times):.4g} … {max(times):.4g}), "
+        f"{count} repetitions, {usable[-1].machine}, {runs}{remark}"
     )
 
 
