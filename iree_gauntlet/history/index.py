@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # The version of the tables; tables of another version are rebuilt.
-_VERSION = 3
+_VERSION = 4
 _FILE = "index.sqlite"
 _WAIT_SECONDS = 60.0
 _TABLES = """
@@ -46,7 +46,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_time ON runs (time);
 CREATE TABLE figures (
     file TEXT, model TEXT, submodel TEXT, target TEXT, figure TEXT, sku TEXT, flags TEXT, value REAL,
-    disturbed INTEGER, golden REAL, bound REAL, more_is_better INTEGER
+    disturbed INTEGER, golden REAL, bound REAL, more_is_better INTEGER, first_value REAL
 );
 """
 _SELECT_SERIES = """
@@ -61,7 +61,7 @@ WITH counted AS MATERIALIZED (
     )
 )
 SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
-       figures.file, run, time, iree, commit_id, value, disturbed, golden, bound, named
+       figures.file, run, time, iree, commit_id, value, disturbed, golden, bound, named, first_value
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
@@ -102,8 +102,12 @@ class HistoryIndex:
             for row in database.execute(_SELECT_SERIES):
                 model, submodel, target, figure, sku, flags, machine, more_is_better = row[:_KEY_COLUMNS]
                 key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more_is_better))
-                file, run, time, iree, commit, value, disturbed, golden, limit, iree_arg = row[_KEY_COLUMNS:]
-                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, iree_arg)
+                file, run, time, iree, commit, value, disturbed, golden, limit, iree_arg, first_value = row[
+                    _KEY_COLUMNS:
+                ]
+                point = Point(
+                    file, run, time, iree, commit, value, bool(disturbed), golden, limit, iree_arg, first_value
+                )
                 points_by_key.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
 
@@ -173,7 +177,14 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     rows = [
         (
             *(name, case.model, case.submodel, case.target, figure.name, case.sku, figure.flags or case.flags),
-            *(figure.value, int(figure.disturbed), figure.golden, figure.limit, int(figure.more_is_better)),
+            *(
+                figure.value,
+                int(figure.disturbed),
+                figure.golden,
+                figure.limit,
+                int(figure.more_is_better),
+                figure.first_value,
+            ),
         )
         for case in run.cases
         for figure in case.figures
@@ -189,7 +200,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
         *(run.machine.shown, len(run.cases), len(rows)),
     )
     database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
-    database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+import statistics
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.figures import Figure
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.recorded import Recorded, RecordError, read_json
 from iree_gauntlet.records.bisect_outcome import format_bisect_command, format_options, select_chain
@@ -108,6 +109,13 @@ class HistoryFigure(Recorded):
     limit: float | None = None
     more_is_better: bool = False
     flags: str = ""
+
+    @property
+    def first_value(self) -> float:
+        """The value of the first rounds, which further rounds replace if it breaks a golden."""
+        if self.golden is None or not self.rounds:
+            return self.value
+        return min(self.rounds) if self.statistic == Statistic.MIN else statistics.fmean(self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +310,8 @@ class Point:
         file: the run's file in the history.
         commit: the compiler's commit; empty if unknown.
         iree_arg: the value of `--iree` that names the IREE; empty for a local IREE.
+        first_value: the value before further rounds that confirmed a breach of the golden, or did not, replaced it;
+            None if unknown.
     """
 
     file: str
@@ -314,6 +324,7 @@ class Point:
     golden: float | None = None
     limit: float | None = None
     iree_arg: str = ""
+    first_value: float | None = None
 
     @property
     def dated_iree(self) -> str:

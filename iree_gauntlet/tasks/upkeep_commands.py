@@ -123,15 +123,23 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     return measure_sensitivity(request, write=write)
 
 
-@gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
-def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest) -> ExitCode:
+@gauntlet_task(
+    "golden.update", SelectionRequest, GoldenUpdateRequest, part_of(SeriesRequest, "cache_dir", "store", "marks")
+)
+def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest, series: SeriesRequest) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs measured, as a diff of the specs.
 
-    Figures of failed, unfinished or disturbed measurements do not count, and are reported.
+    Figures of failed, unfinished or disturbed measurements do not count, and are reported. With --from-history, golden
+    times come from a history, with what they would have called red there.
 
     Examples: golden.update --last 5
               golden.update --model dtln --write
+              golden.update --from-history --rule '1 in 100' --summary goldens.md
     """
+    if request.from_history or request.rule or request.summary or series != SeriesRequest():
+        from iree_gauntlet.upkeep.history_goldens import update_from_history  # noqa: PLC0415
+
+        return update_from_history(selection, request, series)
     from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
 
     return update(selection, request)

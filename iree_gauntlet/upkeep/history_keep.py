@@ -138,7 +138,7 @@ def list_runs(request: HistoryRequest, *, as_json: bool) -> ExitCode:
     """Print the runs of a history, the newest last."""
     index = _open_index(request)
     runs = index.runs()
-    code = _warn_of_unread(index.problems())
+    code = warn_of_unread(index.problems())
     if as_json:
         sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
     else:
@@ -152,7 +152,7 @@ def export(request: ExportRequest) -> ExitCode:
     series = _choose_series(index, request.series)
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(export_rows(series))
-    code = _warn_of_unread(index.problems())
+    code = warn_of_unread(index.problems())
     if not request.output:
         sys.stdout.write(text.getvalue())
         return code
@@ -178,7 +178,7 @@ def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Se
     return matches
 
 
-def _warn_of_unread(problems: Iterable[str]) -> ExitCode:
+def warn_of_unread(problems: Iterable[str]) -> ExitCode:
     """Print warnings about unreadable files; return ERROR if there are any."""
     code = ExitCode.OK
     for problem in problems:
@@ -214,7 +214,7 @@ def _parse_day(text: str, option: str) -> date:
 
 def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMachines | None = None) -> ExitCode:
     """Measure the two IREEs of a step alternately, record the result, and print the next bisect command."""
-    regressions = [loss for loss in _judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
+    regressions = [loss for loss in judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
     if not regressions:
         raise NothingSelectedError("nothing that matches got worse", "`history.check` shows all that changed.")
     # Choose the most certain regression without a confirmation, preferably one that can be measured.
@@ -291,7 +291,7 @@ def _measure(
 
 def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
     """Print the changes; return a failure if a regression has not recovered."""
-    outcome = _judge_history(request)
+    outcome = judge_history(request)
     if request.since:
         day = _parse_day(request.since, "--since")
         recent_findings = [
@@ -314,17 +314,17 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
 
 def show(request: SeriesRequest, *, as_json: bool) -> ExitCode:
     """Print series with their changes."""
-    outcome = _judge_history(request)
+    outcome = judge_history(request)
     if as_json:
         sys.stdout.write(json.dumps(format_series_json(outcome), indent=2) + "\n")
     else:
         print_document(make_series_document(outcome), sys.stdout, environ=os.environ)
-    return _warn_of_unread(outcome.problems)
+    return warn_of_unread(outcome.problems)
 
 
 def page(request: PageRequest) -> ExitCode:
     """Write the page of a history; a replaced page's record of changes already shown is kept."""
-    outcome = _judge_history(request)
+    outcome = judge_history(request)
     file = Path(request.output or "history.html")
     try:
         memory = read_memory(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
@@ -332,10 +332,10 @@ def page(request: PageRequest) -> ExitCode:
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
     sys.stdout.write(f"{file}: {len(outcome.series)} series of {pluralize(outcome.runs, 'run')}\n")
-    return _warn_of_unread(outcome.problems)
+    return warn_of_unread(outcome.problems)
 
 
-def _judge_history(request: SeriesRequest) -> HistoryOutcome:
+def judge_history(request: SeriesRequest) -> HistoryOutcome:
     """Judge the requested series of the requested history."""
     index, settings = _open_index(request), read_configuration(find_project_folder(), os.environ).history
     series = _choose_series(index, request.series, request.sku)

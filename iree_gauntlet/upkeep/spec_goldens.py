@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import io
 import itertools
 import json
@@ -44,7 +45,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Golden
     from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence
@@ -113,7 +114,7 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
     selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
-    goldens = _collect_goldens(selection, request)
+    goldens = collect_goldens(selection, request)
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
             f"{pluralize(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
@@ -134,7 +135,7 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
 
-def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
+def collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
     """Collect distinct pairs of chain and golden, in the selection's order, for the selected SKU or all SKUs."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
@@ -251,9 +252,16 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
             "Only goldens in specs are updated (docs/how-to/goldens.md); times are measured only with their --sku."
             " More runs: --last N, or --run.",
         )
+    goldens = sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field))
+    propose = functools.partial(propose_golden, size_headroom=headroom or None, relabel=options.to_release)
+    emit_proposals([(golden, propose(golden, matches[golden])) for golden in goldens], options)
+    return ExitCode.USAGE if problems else ExitCode.OK
+
+
+def emit_proposals(outcomes: Iterable[tuple[Golden, Proposal | str]], options: GoldenUpdateRequest) -> None:
+    """Print what becomes of each golden, a proposal or the reason why it stays, and emit the changes of the files."""
     proposals: list[Proposal] = []
-    for golden in sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose_golden(golden, matches[golden], size_headroom=headroom or None, relabel=options.to_release)
+    for golden, outcome in outcomes:
         location = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
             sys.stderr.write(f"stays    {location} {_format_golden(golden, golden.value)}: {outcome}\n")
@@ -268,7 +276,6 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
         for file in dict.fromkeys(proposal.golden.origin.file for proposal in proposals)
     ]
     emit_changes(changes, options.output, write=options.write)
-    return ExitCode.USAGE if problems else ExitCode.OK
 
 
 def _match_current_goldens(
@@ -285,7 +292,7 @@ def _match_current_goldens(
         if not selects_all:
             raise
         return dict(evidence), []
-    goldens = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
+    goldens = {(golden.origin.file, golden.origin.field): golden for _, golden in collect_goldens(selection, request)}
     current_evidence: dict[Golden, list[GoldenEvidence]] = {}
     files: set[str] = set()
     for golden, samples in evidence.items():

@@ -66,6 +66,15 @@ class GoldenUpdateRequest:
     match: str = option("", "Only chains that match this glob, such as 'dtln/*@cpu'.")
     size_headroom: float = option(0.0, "Headroom for sizes, for the code of other CPUs: 1.25 for a quarter.")
     to_release: bool = option(False, "Move counts and sizes to the release that was measured.")
+    from_history: bool = option(
+        False, "Golden times from the runs since the last change of each series in the history, instead of from runs."
+    )
+    rule: str = option(
+        "",
+        "How a golden time follows from the history: mean*1.1, p99 or '1 in 1000', for the limit (default: the golden "
+        "is the mean).",
+    )
+    summary: str = option("", "Write a table for a pull request to this Markdown file.")
     output: str = option("", "Write the diff to this file, to apply it later.")
     write: bool = option(False, "Change the spec files.")
 

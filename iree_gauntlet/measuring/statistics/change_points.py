@@ -119,6 +119,17 @@ def find_drift(values: Sequence[float], least_effect: float, *, disturbed: Seque
     return Drift(since, last_segment[0] - best_level, max(change.p_value for change in small_steps))
 
 
+def compute_trend_p(values: Sequence[float]) -> float:
+    """Return the p-value of a rise or fall without steps (Mann, Econometrica 13, 1945; Kendall's rank correlation).
+
+    Unlike that of a step, it takes a correlation of successive values for a trend.
+    """
+    array, count = np.asarray(values, dtype=np.float64), len(values)
+    balance = abs(float(np.triu(np.sign(array[None, :] - array[:, None]), 1).sum()))
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return math.erfc(max(balance - 1, 0.0) / deviation / math.sqrt(2)) if count > 1 else 1.0
+
+
 def _rank_weakness(change: LevelChange, least_effect: float) -> float:
     """Return the change's p-value; for a change that is too small, a value above 1, larger for smaller changes."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
