@@ -245,12 +245,15 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, relabel
 def _combine_times(golden: Golden, usable: Sequence[GoldenEvidence]) -> tuple[float, list[float], str]:
     """Return the time of several runs together, the times that it is made of, and a remark on those left out.
 
-    These times are the runs' values; if there is only one run, those of its repetitions, which show how much the time
-    varies. Outliers among them are left out (`find_outliers`).
+    These times are the runs' values without outliers (`find_outliers`). If there is only one run, they are those of its
+    repetitions, which show how much the time varies. Of these, only outliers below the others are left out: slow
+    repetitions are usual, and belong to the mean that is compared with a golden.
     """
     single_run = usable[0] if len(usable) == 1 else None
     values = list(single_run.values) if single_run else [item.measured for item in usable]
     outliers = find_outliers(values)
+    if single_run:
+        outliers = {index for index in outliers if values[index] < statistics.median(values)}
     names = [
         f"{values[index]:.4g} {golden.metric.row.unit}{'' if single_run else f' ({usable[index].run})'}"
         for index in sorted(outliers)
