@@ -60,7 +60,7 @@ NOT_RUN = (
     ("docs/start/*.md", r"gauntlet", ""),
     ("README.md", r"^\.venv/bin/gauntlet run", _NEEDS_MODELS),
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _NEEDS_MODELS),
-    ("*", r"^gauntlet (explain|bundle\.|history\.)", _NEEDS_EARLIER_RUN),
+    ("*", r"^gauntlet (explain|bundle\.|history\.|golden\.update --from-history)", _NEEDS_EARLIER_RUN),
     ("*", r"^python benchmarks/", "measures, on an idle machine"),
     ("CONTRIBUTING.md", r"^ruff", "needs the tools of nox's session `lint`"),
     ("*", r"^pytest (?!.*--collect-only)", _NEEDS_MODELS),
