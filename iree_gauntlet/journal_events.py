@@ -204,6 +204,7 @@ class RunOpening(Opening):
         again: steps that are repeated, so that their results in earlier parts no longer count.
         variants: the changes of the flags of the specs.
         batch: number of small programs that are compiled as one; 0 for no batches.
+        warnings: probable mistakes in the request, one line each.
         merged: data of the merged runs, besides their steps.
         micro: the request for a sweep.
         steps: the written steps, which `JournalRecord.planned` reads.
@@ -220,6 +221,7 @@ class RunOpening(Opening):
     variants: tuple[FlagVariant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     batch: int = field(default=0, metadata=UNLESS_DEFAULT)
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    warnings: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
     missing_shards: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     micro: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)

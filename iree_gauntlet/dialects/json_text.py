@@ -193,9 +193,33 @@ def with_value(text: str, path: Sequence[str | int], value: float | str) -> str:
     old_value, end = json.JSONDecoder().raw_decode(plain, position)
     if not isinstance(old_value, str if isinstance(value, str) else int | float) or isinstance(old_value, bool):
         raise KeyError(path[-1] if path else "")
-    if not isinstance(value, str):
-        value = int(value) if value == int(value) else float(value)
     return text[:position] + _quote(value) + text[end:]
+
+
+def with_added_value(text: str, path: Sequence[str], value: float | str) -> str:
+    """Add a number or string at a path, with the objects that lead to it, and keep all else.
+
+    It follows the last member whose key begins with the same word (`golden_`), or else the last member.
+    """
+    document = container = read_spans(text)
+    for key in path[:-1]:
+        member = next((member for member in container.members if member.key == key), None)
+        if member is None:
+            break
+        if member.container is None:
+            raise KeyError(key)
+        container, path = member.container, path[1:]
+    name, *inner_keys = path
+    added_text = _quote(value)
+    for key in reversed(inner_keys):
+        added_text = f"{{{_quote(key)}: {added_text}}}"
+    style = _detect_style(text, document)
+    parts, last_comma, outer, indent = _split_container(text, container, style)
+    word = name.partition("_")[0] + "_"
+    alike = [number for number, member in enumerate(container.members, start=1) if member.key.startswith(word)]
+    index = alike[-1] if alike else len(container.members)
+    segment = _Segment(indent, f"{_quote(name)}: {added_text}", "", True, outer)
+    return _join_container(text, container, _insert(parts, index, segment, style.newline), last_comma=last_comma)
 
 
 def with_member(text: str, key: str, value: object) -> str:
@@ -529,6 +553,8 @@ def _insert(parts: _ContainerParts, index: int, segment: _Segment, newline: str)
 
 
 def _quote(value: object) -> str:
+    """Format a value as JSON; a float without a fraction becomes an integer."""
+    value = int(value) if isinstance(value, float) and value == int(value) else value
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.selection import Include
 
 
-_REGRESSION = "sharktank-regression"
-_BENCHMARK = "sharktank-benchmark"
+REGRESSION = "sharktank-regression"
+BENCHMARK = "sharktank-benchmark"
 _BACKEND_FLAG = "--iree-hal-target-backends"
 # The default ROCm chip of the programs that run these specs today.
 _DEFAULT_CHIP = "gfx942"
@@ -53,9 +53,9 @@ class Sharktank(Builder[Spec]):
     """The builder of sharktank's cases; a regression is built on first use, as benchmarks use regressions' modules."""
 
     source_fields: ClassVar = {
-        _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
+        REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
         # A benchmark takes the weights of its regression.
-        _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
+        BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
     }
 
     def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
@@ -182,7 +182,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         parameters = (Parameters("model", splat_of=main.id),)
     kind = Kind.COMPILE if document.compile_only else Kind.QUALITY
     case = replace(
-        make_case(spec, _REGRESSION, kind, target, (main,), document.timeouts),
+        make_case(spec, REGRESSION, kind, target, (main,), document.timeouts),
         pipeline_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
         inputs=_read_arguments(reader, "inputs", document.inputs),
@@ -332,7 +332,7 @@ class _BenchmarkReader(SpecReader):
         prefix = "" if is_own_target else f"{target.family}-"
         goldens, unused_goldens = _read_goldens(spec, document, target, prefix)
         return replace(
-            make_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
+            make_case(spec, BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
             inputs=tuple(Argument(value=text) for text in document.inputs),
             function=document.function_run,

@@ -20,10 +20,10 @@ from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.device_kinds import ROCM
 from iree_gauntlet.dialects.locations import get_url_path, is_url, make_flag_problem
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_unmatched_globs
-from iree_gauntlet.dialects.spec_file import make_field_problem, read_toml, with_lines
+from iree_gauntlet.dialects.spec_file import did_you_mean, make_field_problem, read_toml, with_lines
 from iree_gauntlet.engine.varying import find_variants, vary_cases
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, format_path, read_file, resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
@@ -516,6 +516,19 @@ def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem
         for path in map(resolve_links, (file, *(file.parent / name for name in weights))):
             if not any(path.is_relative_to(project_folder) for project_folder in allowed_folders):
                 yield make_field_problem(case.origin.file, field, f"{path} is outside of the project", _RISK_HINT)
+
+
+def explain_unused_sku(cases: Sequence[Case], sku: str) -> str:
+    """Return a warning if no golden of the cases is for a SKU, with the SKUs that there are; empty if one is."""
+    goldens = [golden for case in cases for _, group in (("", case.goldens), *case.variant_goldens) for golden in group]
+    if not sku or any(golden.sku == sku for golden in goldens):
+        return ""
+    keys = [(case, key) for case in cases for key in (*case.golden_keys, *(golden.sku for golden in case.idle_goldens))]
+    # The keys of a further target have its family before the SKU, and the keys of counts may be targets.
+    names = {key.removeprefix(f"{case.target.family}-") for case, key in keys}
+    known = sorted(name for name in names if name and name.partition("-")[0] not in FAMILIES and not parse_target(name))
+    known_text = f"SKUs with goldens: {list_first(known, _MAX_NAMES)}" if known else "no SKU has one"
+    return f"no golden of the selection is for --sku {sku}{did_you_mean(sku, known)} ({known_text})"
 
 
 def refuse_untrusted(selection: SelectionRequest) -> None:

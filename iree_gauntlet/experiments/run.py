@@ -29,9 +29,10 @@ from iree_gauntlet.engine.run_start import (
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.varying import find_uncounted_flags, require_known_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
-from iree_gauntlet.engine.workspace import select
+from iree_gauntlet.engine.workspace import explain_unused_sku, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
+from iree_gauntlet.figures import SHARKTANK_GOLDENS
 from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_events import ExperimentKind, ResumeOptions, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+_GOLDEN_STAGES = {figure.golden.stage for figure in SHARKTANK_GOLDENS.values()} | {Stage.BENCHMARK}
 # The maximum number of models without figures in a baseline that a warning lists.
 _MAX_NAMES = 5
 
@@ -144,6 +146,8 @@ def run(
     request = setup.request
     for warning in setup.selection.warnings():
         messages.warn(warning)
+    if setup.sku_warning and not brief:
+        messages.warn(setup.sku_warning)
     for note in setup.selection.notes:
         messages.note(note)
     if Stage.COUNT in setup.stages and (flags := find_uncounted_flags(setup.selection.variants)):
@@ -279,6 +283,7 @@ def _open_engine(
         variants=selection.variants,
         remarks=(*event.remarks, *(f"variant {variant.name}: {variant.changes}" for variant in selection.variants)),
         batch=execution.batch,
+        warnings=(setup.sku_warning,) if setup.sku_warning else (),
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
@@ -359,6 +364,15 @@ class RunSetup:
         folder = FolderRequest(run_dir=str(run_dir), resume=keep_if_resumable(run_dir))
         setup = self.for_side(side)
         return replace(setup, request=replace(setup.request, folder=folder), stages=stages or self.stages)
+
+    @property
+    def sku_warning(self) -> str:
+        """A warning if goldens are checked, and none is for the SKU of `--sku`; empty otherwise.
+
+        Goldens of specs are not for variants, and those of a variant need not exist.
+        """
+        sku = "" if self.selection.variants or _GOLDEN_STAGES.isdisjoint(self.stages) else self.request.selection.sku
+        return explain_unused_sku(self.selection.cases.cases, sku)
 
     def for_side(self, side: str) -> RunSetup:
         """Return a copy for an IREE with variants, `3.13.0+O3`; an empty IREE is this run's.

@@ -161,6 +161,7 @@ class RunOutcome:
         remarks: notes about the record itself that a reader needs, one line each.
         workers: the machines of a cluster that took part, by the worker's name.
         markers: the marker expression that selected the tests.
+        warnings: the remarks that are warnings.
         variant: the names of the variants that changed the models' flags; empty for the specs' flags.
     """
 
@@ -187,6 +188,7 @@ class RunOutcome:
     markers: str
     workers: dict[str, MachineInfo]
     made_inputs: int
+    warnings: tuple[str, ...] = ()
     variant: str = ""
 
     @property
@@ -284,6 +286,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
         downloads=CacheCount(sum(present.values()), len(present) - sum(present.values()) - generated_count),
         made_inputs=generated_count,
         remarks=_list_remarks(record, {step.id for step in planned_steps}),
+        warnings=opening.warnings,
         markers=opening.markers,
         workers=record.workers,
         variant=name_variants(opening.variants),
@@ -478,7 +481,8 @@ def _list_remarks(record: JournalRecord, planned_ids: set[str]) -> tuple[str, ..
     remarks = list_record_remarks("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
         remarks[-1] += "; the results of all its parts are counted"
-    remarks += [*record.run.remarks, *list_lock_remarks(record.run.lock_folder), *dict.fromkeys(record.remarks)]
+    remarks += [*record.run.warnings, *record.run.remarks, *list_lock_remarks(record.run.lock_folder)]
+    remarks += dict.fromkeys(record.remarks)
     unplanned_results = sorted(set(record.results) - planned_ids)
     if unplanned_results and record.runs:
         noun = "a step" if len(unplanned_results) == 1 else f"{len(unplanned_results)} steps"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.reports.details import list_unapplied
@@ -16,7 +17,6 @@ from iree_gauntlet.reports.details import list_unapplied
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Origin
     from iree_gauntlet.records.outcome import StepOutcome
 
 
@@ -28,8 +28,10 @@ _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY_ESCAPES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the workflow commands for steps with unexpected results, and for goldens that were not applied.
+def format_error_commands(
+    steps: Iterable[StepOutcome], environ: Mapping[str, str], warnings: Iterable[str] = ()
+) -> Sequence[str]:
+    """Return the workflow commands for steps with unexpected results, goldens that were not applied, and warnings.
 
     Return none outside of GitHub Actions.
     """
@@ -43,6 +45,8 @@ def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, st
         property_text = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
         lines_by_level[level].append(f"::{level} {property_text}::{join_lines(text).translate(_ESCAPES)}")
 
+    for text in warnings:
+        add("warning", Origin(""), "selection", text)
     for step in steps:
         if step.verdict.is_bad:
             level = "warning" if step.verdict.is_doubtful else "error"

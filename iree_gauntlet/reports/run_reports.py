@@ -181,7 +181,7 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
     if summary := make_job_summary(outcome):
         files[f"{JOB_SUMMARY}md"] = lambda: _format_job_summary(summary, outcome)
         files[f"{JOB_SUMMARY}json"] = lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    commands = partial(format_error_commands, outcome.steps)
+    commands = partial(format_error_commands, outcome.steps, warnings=outcome.warnings)
     return Reports(files, make_document, outcome.exit_code, format_headline(outcome), commands)
 
 
@@ -491,7 +491,11 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     number_count = sum(step.verdict.is_conclusive for step in comparing)
     disturbed_count = sum(bool(step.samples and step.typed_statistics.disturbed) for step in outcome.steps)
     no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for check in checks)
-    sku_note = " (no --sku)" if no_time and not any(chain.sku for chain in outcome.chains) else ""
+    time_goldens = ((step, golden) for step in outcome.steps for golden in step.goldens if golden.metric is Figure.TIME)
+    sku_note = ""
+    if no_time and not any(golden.sku == step.sku for step, golden in time_goldens):
+        skus = sorted({chain.sku for chain in outcome.chains} - {""})
+        sku_note = f" (no golden for {', '.join(skus)})" if skus else " (no --sku)"
     metrics_text = ", ".join(
         f"{figure.row.judged_noun} {decided_counts[figure]}{sku_note if figure is Figure.TIME else ''}"
         for figure in sorted(Figure, key=lambda figure: not figure.is_exact or figure.row.optional)

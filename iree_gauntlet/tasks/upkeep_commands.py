@@ -42,6 +42,7 @@ from iree_gauntlet.upkeep.upkeep_requests import (
     CollectRequest,
     ConfirmRequest,
     ExportRequest,
+    GoldenSetRequest,
     GoldenShowRequest,
     GoldenUpdateRequest,
     HistoryRequest,
@@ -121,6 +122,21 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     from iree_gauntlet.upkeep.golden_record import measure_sensitivity  # noqa: PLC0415
 
     return measure_sensitivity(request, write=write)
+
+
+@gauntlet_task("golden.set", SelectionRequest, GoldenSetRequest)
+def golden_set_task(selection: SelectionRequest, request: GoldenSetRequest) -> ExitCode:
+    """Write goldens where specs have none, from what runs measured; without --write, only show them, as a diff.
+
+    Counts, sizes, memory and instructions are for the compiler's release, and times for the SKU of the run. Figures of
+    failed, unfinished or disturbed measurements do not count, and are reported.
+
+    Examples: golden.set
+              golden.set --run 20261121-051800-custom --sku my-desk --time-tolerance 1.1 --write
+    """
+    from iree_gauntlet.upkeep.spec_goldens import set_first  # noqa: PLC0415
+
+    return set_first(selection, request)
 
 
 @gauntlet_task(

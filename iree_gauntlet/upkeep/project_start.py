@@ -36,6 +36,7 @@ from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferencePlan, ReferenceResult, make_tolerance_flags
+from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type, pack_bytes
 from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
 
@@ -68,6 +69,8 @@ _NOISE_NOTE = "Inputs are random: choose some that are meaningful for the model.
 _DATA_NOTE = "Inputs are those of `init --data`."
 _REQUIREMENT = "iree-gauntlet[iree]"
 _GIT_SECONDS = 10.0
+# Room of first golden sizes, for the code of other CPUs.
+_SIZE_HEADROOM = 1.25
 
 
 def init(request: InitRequest) -> ExitCode:
@@ -79,8 +82,8 @@ def init(request: InitRequest) -> ExitCode:
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if request.program:
         return _add_program(request, folder, is_project=is_project)
-    if request.shape or request.name or request.data:
-        raise UsageError("--shape, --name and --data require a program", "Give --program FILE too.")
+    if request.shape or request.name or request.data or request.goldens:
+        raise UsageError("--shape, --name, --data and --goldens require a program", "Give --program FILE too.")
     if is_project and not request.again:
         message = f"{folder.resolve()} is already a project: it has specs/ and suites/"
         hint = "`init --program FILE` adds a model, `init --again` writes these files anew; or name another folder."
@@ -142,7 +145,21 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
                 "nothing is kept: there are no outputs to expect. Give sizes (--shape NAME=SIZES) or inputs (--data "
                 f"FOLDER),\nor change the specs that `init … --no-record` writes as they are, and then `{recording}`.\n"
             )
-    return code
+    return _set_goldens(folder, program.name) if request.goldens and code is ExitCode.OK else code
+
+
+def _set_goldens(folder: Path, model: str) -> ExitCode:
+    """Run a model, and write the figures of this run as its goldens; return the exit code of a run that failed."""
+    # `init` without goldens starts faster without these imports.
+    from iree_gauntlet.experiments.run import make_setup, run  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.upkeep.spec_goldens import set_first  # noqa: PLC0415
+
+    selection = SelectionRequest(model=(model,))
+    with contextlib.chdir(folder):
+        code = run(make_setup(RunRequest(selection=selection)), ConsolePresenter(sys.stdout)).exit_code
+        request = GoldenSetRequest(size_headroom=_SIZE_HEADROOM, write=True)
+        return set_first(selection, request) if code is ExitCode.OK else code
 
 
 def _require_absent(paths: Sequence[Path]) -> None:

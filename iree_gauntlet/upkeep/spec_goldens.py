@@ -1,4 +1,4 @@
-"""The tasks `golden.show` and `golden.update`: the goldens of specs, and the figures that runs have measured for them.
+"""Tasks on goldens of specs and the figures that runs measured for them: `golden.show`, `golden.set`, `golden.update`.
 
 Changes of hand-written files are printed as a diff, saved as one, or applied.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 import io
 import itertools
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,36 +20,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.dialects.json_text import find_path, with_value, without_comments
-from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.cases import Golden, Origin
+from iree_gauntlet.dialects.json_text import find_path, with_added_value, with_value, without_comments
+from iree_gauntlet.dialects.sharktank import BENCHMARK, REGRESSION
+from iree_gauntlet.dialects.sharktank_schema import Benchmark, Goldens
+from iree_gauntlet.dialects.spec import TORCH_MODELS
 from iree_gauntlet.dialects.spec_file import load_json, read_byte_order_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
-from iree_gauntlet.engine.workspace import Selection, refuse_untrusted, select
+from iree_gauntlet.engine.workspace import Selection, explain_unused_sku, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import GOLDEN_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.measuring.goldens.golden_evidence import (
+    UNSET,
     GoldenStatus,
     GoldenVerdict,
     Proposal,
     collect_evidence,
+    collect_first_evidence,
     judge_goldens,
     propose_golden,
 )
+from iree_gauntlet.measuring.goldens.goldens import parse_release
 from iree_gauntlet.records.run_folder import find_named_run, find_newest_run, list_runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_runs_folder, format_path, require_users_own_file, resolve_links
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.targets import FAMILIES, parse_target
+from iree_gauntlet.variants import name_variants, sort_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cases import Golden
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence
-    from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.targets import Target
+    from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest, GoldenShowRequest, GoldenUpdateRequest
 
 
 _SCHEMA = 1
@@ -64,7 +73,25 @@ _COLUMNS = (
     Column("RUN", ColumnKind.NAME, drop_order=4),
     Column("PLACE", ColumnKind.NAME, drop_order=5),
 )
+_SET_COLUMNS = (
+    Column("SPEC", ColumnKind.NAME),
+    Column("GOLDEN", ColumnKind.NAME),
+    Column("WAS", ColumnKind.NUMBER, drop_order=1),
+    Column("VALUE", ColumnKind.NUMBER),
+    Column("MEASURED", ColumnKind.NAME, drop_order=2),
+)
 _COMPILER_FIELD = "golden_compiler"
+_GOLDEN_FIELD = re.compile(r"(?:variants\.(.+)\.)?(golden_\w+)\.(.*)")
+# The reasons why the specs of these dialects, and of operator suites, get no golden.
+_NO_GOLDENS = {
+    REGRESSION: "it has no benchmark spec, which would have its goldens",
+    TORCH_MODELS: "it is a test of a torch model, in whose file goldens are written by hand",
+}
+_NO_SUITE_GOLDENS = "it is in an operator suite, whose golden times are written by hand, in a config"
+_MAX_PLACES = 3
+_UNKNOWN = "unknown"
+# The goldens of a variant that a spec does not have yet.
+_NO_VARIANT = Goldens.model_validate({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +139,7 @@ def emit_changes(changes: Sequence[FileChange], output: str, *, write: bool) -> 
 def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
     """Print the goldens of the selection, of all SKUs and releases unless `--sku` names one."""
     selection = select(request, Defaults(targets=FAMILIES))
+    _warn_of_unused_sku(selection, request)
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
     goldens = collect_goldens(selection, request)
@@ -133,6 +161,11 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
         title = f"{pluralize(len(statuses), 'golden')}: {verdicts}"
         print_document(Document("", title, (), (table,), remarks=remarks), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
+
+
+def _warn_of_unused_sku(selection: Selection, request: SelectionRequest) -> None:
+    if warning := explain_unused_sku(selection.cases.cases, request.sku):
+        messages.warn(warning)
 
 
 def collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
@@ -218,14 +251,201 @@ def _make_row(status: GoldenStatus) -> tuple[Cell, ...]:
     )
 
 
-def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
-    """Print, and with `write` apply, the goldens that runs support."""
-    refuse_untrusted(request)
-    headroom = options.size_headroom
-    if headroom != 0 and not 1 <= headroom < math.inf:
-        raise UsageError(
-            f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves room for a quarter more."
+def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
+    """Print, and with `write` add, the goldens that specs lack, as runs have measured their figures."""
+    if options.to_release and not options.update:
+        raise UsageError("--to-release moves goldens that are there", "Give --update too.")
+    _require_factor("--time-tolerance", options.time_tolerance, "1.1 allows a tenth more")
+    records = [record for record in _read_runs(request, options) if record.runs]
+    selection = select(request, Defaults(targets=FAMILIES))
+    evidence, obstacles = _collect_first_evidence(selection, records, request)
+    if options.update:
+        # A golden that was removed after the run is a first golden again.
+        missing = {golden.origin for golden in evidence}
+        current_evidence, _ = _match_current_goldens(collect_evidence(records), request)
+        evidence |= {golden: samples for golden, samples in current_evidence.items() if golden.origin not in missing}
+    proposals: list[Proposal] = []
+    for golden in sorted(evidence, key=_get_position):
+        if not _is_match(evidence[golden][0].chain, options):
+            continue
+        outcome = _explain_refusal(golden, request.sku) or _propose(golden, evidence[golden], options)
+        if isinstance(outcome, str):
+            verb = "not set" if golden.value == UNSET else "stays"
+            obstacles.append((verb, outcome, f"{golden.origin.file}: {golden.origin.field}"))
+        else:
+            proposals.append(outcome)
+    steps = [step for record in records for step in record.planned]
+    if not (evidence or obstacles or any(step.dialect == BENCHMARK for step in steps)):
+        raise NothingSelectedError(
+            f"no figure of a benchmark spec was measured in {_name_runs(records)}",
+            "`gauntlet run` measures those of the default stages. More runs: --last N, or --run.",
         )
+    files = {step.origin.file for step in steps}
+    cases = selection.cases
+    problems = sorted({item for item in (*cases.problems, *cases.unselected_problems) if item.file in files})
+    for problem in problems:
+        messages.warn(f"{problem}\n    The goldens of this file were not changed.")
+    _print_first(proposals, obstacles)
+    emit_changes(_change_files(proposals, options.time_tolerance), options.output, write=options.write)
+    return ExitCode.USAGE if problems else ExitCode.OK
+
+
+def _collect_first_evidence(
+    selection: Selection, records: Sequence[JournalRecord], request: SelectionRequest
+) -> tuple[dict[Golden, list[GoldenEvidence]], list[tuple[str, str, str]]]:
+    """Return the evidence for the goldens that selected specs lack, and the obstacles: verb, reason and place."""
+    specs = {spec.name: spec for spec in selection.specs if isinstance(spec.document, Benchmark)}
+    selected = {(case.origin.file, case.target.family, case.target.chip) for case in selection.cases.cases}
+
+    def list_goldens(record: JournalRecord, step: Step) -> Iterator[Golden]:
+        target, file = parse_target(step.target), step.origin.file
+        if target and file in specs and selected & {(file, target.family, chip) for chip in ("", target.chip)}:
+            variant = name_variants(record.run.variants) if step.origin.variant else ""
+            release = parse_release(records[-1].run.toolchain.compiler) or _UNKNOWN
+            yield from _list_missing_goldens(specs[file], step, target, variant, release)
+
+    evidence = collect_first_evidence(records, list_goldens)
+    missing_specs = _explain_missing_specs(selection, records, request)
+    pairs = (*missing_specs, *_explain_unmeasured(records, list_goldens, evidence))
+    return evidence, [("not set", reason, place) for place, reason in pairs]
+
+
+def _print_first(proposals: Sequence[Proposal], obstacles: Iterable[tuple[str, str, str]]) -> None:
+    """Print a line for each reason why goldens are not written, and a table of the other ones."""
+    places: dict[tuple[str, str], dict[str, None]] = {}
+    for verb, reason, place in obstacles:
+        places.setdefault((verb, reason), {})[place] = None
+    for (verb, reason), names in places.items():
+        sys.stderr.write(f"{verb:<8} {list_first(list(names), _MAX_PLACES)}: {reason}\n")
+    if proposals:
+        files = {proposal.golden.origin.file for proposal in proposals}
+        title = f"{pluralize(len(proposals), 'golden')} in {pluralize(len(files), 'file')}"
+        table = Table(_SET_COLUMNS, tuple(map(_make_proposal_row, proposals)))
+        print_document(Document("", title, (), (table,)), sys.stderr, environ=os.environ)
+
+
+def _name_runs(records: Iterable[JournalRecord]) -> str:
+    return ", ".join(record.path.parent.name for record in records)
+
+
+def _list_missing_goldens(spec: Spec, step: Step, target: Target, variant: str, release: str) -> Iterator[Golden]:
+    """Yield a golden without a value for each figure of a step that has none in the spec.
+
+    The golden of a time belongs to the step's SKU, the other ones to the target's chip or family.
+    """
+    document = spec.document
+    if not isinstance(document, Benchmark):
+        return
+    name = next((key for key in document.variants if sort_names(key) == variant), variant)
+    table: Goldens = document.variants.get(name, _NO_VARIANT) if variant else document
+    path = f"variants.{name}." if variant else ""
+    prefix = "" if target.family in spec.families else f"{target.family}-"
+    sku = f"{prefix}{step.sku}" if step.sku else ""
+    count_key = target.chip or target.family
+    tables = (document, *document.variants.values())
+    # Without `golden_compiler`, the goldens that are there are for every release, and so are those beside them.
+    if not document.golden_compiler and any(getattr(item, field) for item in tables for field in SHARKTANK_GOLDENS):
+        release = ""
+    for figure in GOLDEN_FIGURES:
+        is_time = figure is Figure.TIME
+        time_field = "golden_time" if getattr(table, "golden_time", None) else "golden_time_ms"
+        field = time_field if is_time else figure.golden.sharktank
+        if figure.golden.stage is not step.stage or not field:
+            continue
+        keys = {sku} if is_time else {sku, target.chip, target.family}
+        if keys.isdisjoint(getattr(table, field)):
+            yield Golden(
+                metric=figure,
+                value=UNSET,
+                factor=1.0,
+                statistic=Statistic.MEAN,
+                sku=step.sku if is_time else count_key,
+                release="" if is_time else document.golden_compiler or release,
+                origin=Origin(spec.name, f"{path}{field}.{sku if is_time else count_key}"),
+                variant=variant,
+            )
+
+
+def _explain_missing_specs(
+    selection: Selection, records: Sequence[JournalRecord], request: SelectionRequest
+) -> Iterator[tuple[str, str]]:
+    """Yield what was run and has no place for goldens, and what was not run, each with the reason."""
+    steps = [step for record in records for step in record.planned]
+    cases = selection.cases.cases
+    names = {(case.model, case.submodel) for case in cases}
+    measurable = {(case.model, case.submodel) for case in cases if case.dialect == BENCHMARK}
+    files = {spec.name for spec in selection.specs}
+    chains = {step.chain for step in steps if step.dialect == BENCHMARK}
+    for step in steps:
+        if request != SelectionRequest() and (step.model, step.submodel) not in names:
+            continue
+        has_spec = step.dialect == REGRESSION and (step.model, step.submodel) in measurable
+        if step.chain not in chains and not has_spec:
+            yield step.chain, _NO_GOLDENS.get(step.dialect, _NO_SUITE_GOLDENS)
+        if step.dialect == BENCHMARK and step.origin.file not in files:
+            yield step.origin.file, "it is not among the specs (--spec-dir FOLDER reads others)"
+    run_files = {step.origin.file for step in steps}
+    for case in cases if request != SelectionRequest() else ():
+        if case.dialect == BENCHMARK and case.origin.file not in run_files:
+            yield case.origin.file, f"no figure of it is in {_name_runs(records)}"
+
+
+def _explain_unmeasured(
+    records: Sequence[JournalRecord],
+    list_goldens: Callable[[JournalRecord, Step], Iterator[Golden]],
+    evidence: Mapping[Golden, Sequence[GoldenEvidence]],
+) -> Iterator[tuple[str, str]]:
+    """Yield the spec of each step that lacks goldens and gave no figure, and what did not pass before it."""
+    measured = {(sample.chain, golden.field.stage) for golden in evidence for sample in evidence[golden]}
+    for record in records:
+        for step in record.planned:
+            result = record.results.get(step.id)
+            is_done = step.skip or (result is not None and result.verdict.counts_as_pass)
+            if is_done or (step.chain, step.stage) in measured or not any(list_goldens(record, step)):
+                continue
+            for other in (other for other in record.planned if other.chain == step.chain):
+                result = record.results.get(other.id)
+                if result is None or not result.verdict.counts_as_pass:
+                    verdict = result.verdict if result else "unfinished"
+                    yield step.origin.file, f"{record.path.parent.name}: its {other.stage} {verdict}"
+                    break
+
+
+def _explain_refusal(golden: Golden, sku: str) -> str:
+    """Return the reason why a figure is never the first golden; empty for most figures."""
+    if golden.value != UNSET:
+        return ""
+    if golden.field.rule is not GoldenRule.TIMED:
+        return "the release of its compiler is unknown" if golden.release == _UNKNOWN else ""
+    if golden.sku and sku in ("", golden.sku):
+        return ""
+    measured = f"it was measured with --sku {golden.sku}" if golden.sku else "it was measured without a SKU"
+    return f"{measured}, and a golden time needs one: `gauntlet run --sku {sku or 'NAME'}`"
+
+
+def _get_position(golden: Golden) -> tuple[str, bool, int, str]:
+    """Return the position of a golden in a list: in the order of the figures, with times last."""
+    metric = golden.metric
+    return golden.origin.file, metric is Figure.TIME, GOLDEN_FIGURES.index(metric), golden.origin.field
+
+
+def _make_proposal_row(proposal: Proposal) -> tuple[Cell, ...]:
+    """Make a row in the order of `_SET_COLUMNS`."""
+    golden = proposal.golden
+    old_value = None if golden.value == UNSET else _format_golden(golden, golden.value)
+    new_value = _format_golden(golden, proposal.value)
+    return golden.origin.file, golden.origin.field, old_value, new_value, proposal.basis
+
+
+def _require_factor(option: str, factor: float, example: str) -> None:
+    if factor != 0 and not 1 <= factor < math.inf:
+        raise UsageError(f"{option} {factor:g}: expected a factor of 1 or more", f"{example}.")
+
+
+def _read_runs(request: SelectionRequest, options: GoldenUpdateRequest) -> list[JournalRecord]:
+    """Read the journals of the requested runs, the oldest run first; UsageError for options that are wrong."""
+    refuse_untrusted(request)
+    _require_factor("--size-headroom", options.size_headroom, "1.25 leaves room for a quarter more")
     if options.run and options.last != 1:
         raise UsageError("--run and --last cannot be combined", "Give one of the two.")
     runs = [find_named_run(text, "--run") for text in options.run]
@@ -233,28 +453,35 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
         find_newest_run(find_runs_folder())
         # The runs are in order of age, the oldest first.
         runs = [*itertools.islice(list_runs_of_specs(find_runs_folder()), options.last)][::-1]
-    records = [read_journal(run / JOURNAL) for run in runs]
+    return [read_journal(run / JOURNAL) for run in runs]
+
+
+def _propose(golden: Golden, evidence: Sequence[GoldenEvidence], options: GoldenUpdateRequest) -> Proposal | str:
+    return propose_golden(golden, evidence, size_headroom=options.size_headroom or None, relabel=options.to_release)
+
+
+def _is_match(chain: str, options: GoldenUpdateRequest) -> bool:
+    return not options.match or fnmatch.fnmatch(chain, options.match)
+
+
+def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
+    """Print, and with `write` apply, the goldens that runs support."""
+    records = _read_runs(request, options)
     evidence = collect_evidence([record for record in records if record.runs])
-    run_names = ", ".join(record.path.parent.name for record in records)
     current_evidence, problems = _match_current_goldens(evidence, request)
-    matches = {
-        golden: samples
-        for golden, samples in current_evidence.items()
-        if not options.match or fnmatch.fnmatch(samples[0].chain, options.match)
-    }
+    matches = {golden: samples for golden, samples in current_evidence.items() if _is_match(samples[0].chain, options)}
     if problems and not matches:
         raise SpecError(problems)
     for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")
     if not matches:
         raise NothingSelectedError(
-            f"no golden {'that was asked for ' if evidence else ''}was measured in {run_names}",
+            f"no golden {'that was asked for ' if evidence else ''}was measured in {_name_runs(records)}",
             "Only goldens in specs are updated (docs/how-to/goldens.md); times are measured only with their --sku."
             " More runs: --last N, or --run.",
         )
     goldens = sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field))
-    propose = functools.partial(propose_golden, size_headroom=headroom or None, relabel=options.to_release)
-    emit_proposals([(golden, propose(golden, matches[golden])) for golden in goldens], options)
+    emit_proposals([(golden, _propose(golden, matches[golden], options)) for golden in goldens], options)
     return ExitCode.USAGE if problems else ExitCode.OK
 
 
@@ -271,11 +498,7 @@ def emit_proposals(outcomes: Iterable[tuple[Golden, Proposal | str]], options: G
         values = f"{_format_golden(golden, golden.value)} → {_format_golden(golden, outcome.value)}{change}"
         sys.stderr.write(f"{verb:<8} {location} {values}: {outcome.basis}\n")
         proposals.append(outcome)
-    changes = [
-        _change_file(file, [proposal for proposal in proposals if proposal.golden.origin.file == file])
-        for file in dict.fromkeys(proposal.golden.origin.file for proposal in proposals)
-    ]
-    emit_changes(changes, options.output, write=options.write)
+    emit_changes(_change_files(proposals), options.output, write=options.write)
 
 
 def _match_current_goldens(
@@ -292,6 +515,7 @@ def _match_current_goldens(
         if not selects_all:
             raise
         return dict(evidence), []
+    _warn_of_unused_sku(selection, request)
     goldens = {(golden.origin.file, golden.origin.field): golden for _, golden in collect_goldens(selection, request)}
     current_evidence: dict[Golden, list[GoldenEvidence]] = {}
     files: set[str] = set()
@@ -310,14 +534,34 @@ def _match_current_goldens(
     return current_evidence, sorted(problems)
 
 
-def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
+def _change_files(proposals: Sequence[Proposal], time_tolerance: float = 0.0) -> list[FileChange]:
+    return [
+        _change_file(file, [proposal for proposal in proposals if proposal.golden.origin.file == file], time_tolerance)
+        for file in dict.fromkeys(proposal.golden.origin.file for proposal in proposals)
+    ]
+
+
+def _change_file(file: str, proposals: Sequence[Proposal], time_tolerance: float) -> FileChange:
+    """Change the goldens of a file; each new golden time gets the tolerance, unless it is 0."""
     path = Path(file)
     document, _, problems = load_json(path, file, without_comments)
     if document is None:
         raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs used this spec.")
     new_text = text = path.read_bytes().decode("utf-8-sig")
+    releases = {proposal.release for proposal in proposals if proposal.release}
+    if releases and document.get(_COMPILER_FIELD) not in releases:
+        _require_all_measured(file, document, proposals)
+        write_value = with_value if _COMPILER_FIELD in document else with_added_value
+        new_text = write_value(new_text, (_COMPILER_FIELD,), releases.pop())
     for proposal in proposals:
         golden, field = proposal.golden, proposal.golden.origin.field
+        if golden.value == UNSET:
+            keys = _split_field(field)
+            new_text = with_added_value(new_text, keys, proposal.value)
+            if time_tolerance and golden.field.rule is GoldenRule.TIMED:
+                keys = (*keys[:-2], "golden_time_tolerance_multiplier", keys[-1])
+                new_text = with_added_value(new_text, keys, time_tolerance)
+            continue
         try:
             value_path = find_path(document, field)
             value: Any = document
@@ -329,12 +573,17 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
             message = f"{file}: {field} is {value}, but was {_format_golden(golden, golden.value)} when it was measured"
             raise GauntletError(message, "Run again with the current spec.")
         new_text = with_value(new_text, value_path, proposal.value)
-    releases = {proposal.release for proposal in proposals if proposal.release}
-    if releases and document.get(_COMPILER_FIELD) not in releases:
-        _require_all_measured(file, document, proposals)
-        new_text = with_value(new_text, (_COMPILER_FIELD,), releases.pop())
     byte_order_mark = read_byte_order_mark(path)
     return FileChange(path, byte_order_mark + text, byte_order_mark + new_text)
+
+
+def _split_field(field: str) -> tuple[str, ...]:
+    """Split the place of a new golden into keys; names of variants and SKUs may contain dots."""
+    match = _GOLDEN_FIELD.fullmatch(field)
+    if match is None:
+        raise ValueError(f"{field} is no golden")
+    variant, name, key = match.groups()
+    return ("variants", variant, name, key) if variant else (name, key)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:

@@ -80,6 +80,14 @@ class GoldenUpdateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class GoldenSetRequest(GoldenUpdateRequest):
+    """The runs whose figures become the first goldens, and what else is written."""
+
+    time_tolerance: float = option(0.0, "Tolerance multiplier of new golden times: 1.1 allows a tenth more.")
+    update: bool = option(False, "Also update the goldens that are there, as golden.update does.")
+
+
+@dataclass(frozen=True, slots=True)
 class XfailUpdateRequest:
     """The run whose expected failures `xfail.update` proposes, and the use of the diff."""
 
@@ -109,6 +117,7 @@ class InitRequest:
         "", "Folder with inputs, and expected outputs, of the program: ONNX's test_data_set_*, .npy or .npz files."
     )
     no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
+    goldens: bool = option(False, "Run the program's model, and write the figures of this run as its goldens.")
     again: bool = option(
         False, "Overwrite what an earlier `init` wrote: the model's specs and outputs, or a project's files."
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import find_line, find_path, with_value
+from iree_gauntlet.dialects.json_text import find_line, find_path, with_added_value, with_value
 
 _KEYS = st.text('ab.[0]"é', min_size=1, max_size=4)
 _VALUES = st.recursive(
@@ -88,3 +88,52 @@ def test_fields_that_are_not_there(field: str) -> None:
 def test_line_endings_and_comments_of_style_stay() -> None:
     text = '{\r\n\t"golden_time_ms" :  { "mi300":0.50 ,\r\n "mi250" : 1e3 }\r\n}\r\n'
     assert with_value(text, ("golden_time_ms", "mi250"), 7) == text.replace("1e3", "7")
+
+
+@given(
+    st.dictionaries(_KEYS, st.dictionaries(_KEYS, st.integers(), max_size=2), max_size=3),
+    _STYLES,
+    st.lists(_KEYS, min_size=1, max_size=3),
+    st.sampled_from([1, 2.5, 3.0, "3.13.0"]),
+)
+def test_an_added_value_is_all_that_changes(
+    document: dict[str, Any], style: dict[str, Any], path: list[str], value: float | str
+) -> None:
+    holder: Any = document
+    for key in path[:-1]:
+        holder = holder.get(key, {}) if isinstance(holder, dict) else None
+    if not isinstance(holder, dict) or path[-1] in holder:
+        return
+    text = json.dumps(document, **style)
+    expected = json.loads(text)
+    holder = expected
+    for key in path[:-1]:
+        holder = holder.setdefault(key, {})
+    holder[path[-1]] = value
+    changed = with_added_value(text, path, value)
+    assert json.loads(changed) == expected
+    assert with_added_value(f"// of mine\n{text}", path, value) == f"// of mine\n{changed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ('{\n    "a": 1\n}\n', '{\n    "a": 1,\n    "golden_dispatch": {"cpu": 2}\n}\n'),
+        # It follows the other goldens, and a comment stays with its line.
+        (
+            '{\r\n\t"golden_size": {}, // small\r\n\t"markers": []\r\n}',
+            '{\r\n\t"golden_size": {}, // small\r\n\t"golden_dispatch": {"cpu": 2},\r\n\t"markers": []\r\n}',
+        ),
+        ('{\n  "a": 1  // last\n}', '{\n  "a": 1,  // last\n  "golden_dispatch": {"cpu": 2}\n}'),
+        ('{"golden_dispatch": {"rack": 3}}', '{"golden_dispatch": {"rack": 3, "cpu": 2}}'),
+        ('{\n"golden_dispatch": {\n  "rack": 3\n }\n}', '{\n"golden_dispatch": {\n  "rack": 3,\n  "cpu": 2\n }\n}'),
+        ('{"golden_dispatch": 7}', None),
+    ],
+)
+def test_a_golden_is_added_in_the_style_of_its_file(text: str, changed: str | None) -> None:
+    path = ("golden_dispatch", "cpu")
+    if changed is None:
+        with pytest.raises(KeyError):
+            with_added_value(text, path, 2.0)
+    else:
+        assert with_added_value(text, path, 2.0) == changed

@@ -81,6 +81,20 @@ def test_a_new_project_is_green(empty: Path) -> None:
 
 
 @pytest.mark.iree
+def test_a_model_gets_goldens_of_its_first_run(empty: Path) -> None:
+    program = network(empty, floats("batch", 4))
+    done = gauntlet(empty, "init", "mine", "--program", str(program), "--goldens")
+    assert done.code == 0, done.text
+    spec = json.loads((empty / "mine/specs/benchmarks/My_Net-2/model_cpu.json").read_text())
+    assert spec["golden_dispatch"] == {"cpu": 0}
+    assert spec["golden_compiler"]
+    assert "golden_time_ms" not in spec
+    assert "changed 1 file" in done.err
+    ran = gauntlet(empty / "mine", "run", "--stages", "compstat", "--unapplied-goldens", "fail")
+    assert ran.code == 0, ran.text
+
+
+@pytest.mark.iree
 def test_a_project_of_ones_own_onnx_file_is_green_at_once(empty: Path) -> None:
     program = network(empty, floats("batch", 4))
     done = gauntlet(empty, "init", "mine", "--program", str(program))
@@ -149,7 +163,7 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
-        (("--shape", "x=1"), "--shape, --name and --data require a program"),
+        (("--shape", "x=1"), "--shape, --name, --data and --goldens require a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Verdict
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+# The value of a golden that a spec does not have yet; it is below all figures, so that every figure is proposed.
+UNSET = -1.0
 # A golden is loose if the measured value is less than this fraction of the golden.
 _MIN_USED_FRACTION = 0.5
 _SIGNIFICANT_DIGITS = 3
@@ -120,6 +123,22 @@ def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Gold
     evidence_by_golden: dict[Golden, list[GoldenEvidence]] = {}
     for record in records:
         for golden, evidence, _, _ in _collect_figures(record, lambda step: step.goldens):
+            evidence_by_golden.setdefault(golden, []).append(evidence)
+    return evidence_by_golden
+
+
+def collect_first_evidence(
+    records: Sequence[JournalRecord], list_goldens: Callable[[JournalRecord, Step], Iterable[Golden]]
+) -> dict[Golden, list[GoldenEvidence]]:
+    """Return the evidence for goldens that specs lack: their value is `UNSET`, and no step has them.
+
+    A failed step gives no first golden, whatever the cause; a present golden may be the reason of the failure.
+    """
+    evidence_by_golden: dict[Golden, list[GoldenEvidence]] = {}
+    for record in records:
+        for golden, evidence, step, result in _collect_figures(record, partial(list_goldens, record)):
+            if result.verdict is Verdict.FAILED and not evidence.rejection:
+                evidence = replace(evidence, rejection=f"its {step.stage} failed")  # noqa: PLW2901
             evidence_by_golden.setdefault(golden, []).append(evidence)
     return evidence_by_golden
 
