@@ -265,7 +265,10 @@ def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
         current_evidence, _ = _match_current_goldens(collect_evidence(records), request)
         evidence |= {golden: samples for golden, samples in current_evidence.items() if golden.origin not in missing}
     proposals: list[Proposal] = []
-    for golden in sorted(evidence, key=_get_position):
+    # The goldens of a file are in the order of the figures, with times last.
+    for golden in sorted(
+        evidence, key=lambda it: (it.origin.file, it.metric is Figure.TIME, [*Figure].index(it.metric))
+    ):
         if not _is_match(evidence[golden][0].chain, options):
             continue
         outcome = _explain_refusal(golden, request.sku) or _propose(golden, evidence[golden], options)
@@ -295,11 +298,15 @@ def _collect_first_evidence(
 ) -> tuple[dict[Golden, list[GoldenEvidence]], list[tuple[str, str, str]]]:
     """Return the evidence for the goldens that selected specs lack, and the obstacles: verb, reason and place."""
     specs = {spec.name: spec for spec in selection.specs if isinstance(spec.document, Benchmark)}
-    selected = {(case.origin.file, case.target.family, case.target.chip) for case in selection.cases.cases}
+    selected = {(case.origin.file, case.target.family) for case in selection.cases.cases}
+    # A family without a chip stands for all its chips, also where its cases have a default chip.
+    selected_targets = {(target.family, target.chip) for target in selection.targets}
 
     def list_goldens(record: JournalRecord, step: Step) -> Iterator[Golden]:
         target, file = parse_target(step.target), step.origin.file
-        if target and file in specs and selected & {(file, target.family, chip) for chip in ("", target.chip)}:
+        if target is None or file not in specs or (file, target.family) not in selected:
+            return
+        if selected_targets & {(target.family, chip) for chip in ("", target.chip)}:
             variant = name_variants(record.run.variants) if step.origin.variant else ""
             release = parse_release(records[-1].run.toolchain.compiler) or _UNKNOWN
             yield from _list_missing_goldens(specs[file], step, target, variant, release)
@@ -320,8 +327,15 @@ def _print_first(proposals: Sequence[Proposal], obstacles: Iterable[tuple[str, s
     if proposals:
         files = {proposal.golden.origin.file for proposal in proposals}
         title = f"{pluralize(len(proposals), 'golden')} in {pluralize(len(files), 'file')}"
-        table = Table(_SET_COLUMNS, tuple(map(_make_proposal_row, proposals)))
-        print_document(Document("", title, (), (table,)), sys.stderr, environ=os.environ)
+        rows = tuple(
+            (
+                *(golden.origin.file, golden.origin.field),
+                None if golden.value == UNSET else _format_golden(golden, golden.value),
+                *(_format_golden(golden, proposal.value), proposal.basis),
+            )
+            for proposal, golden in ((proposal, proposal.golden) for proposal in proposals)
+        )
+        print_document(Document("", title, (), (Table(_SET_COLUMNS, rows),)), sys.stderr, environ=os.environ)
 
 
 def _name_runs(records: Iterable[JournalRecord]) -> str:
@@ -421,20 +435,6 @@ def _explain_refusal(golden: Golden, sku: str) -> str:
         return ""
     measured = f"it was measured with --sku {golden.sku}" if golden.sku else "it was measured without a SKU"
     return f"{measured}, and a golden time needs one: `gauntlet run --sku {sku or 'NAME'}`"
-
-
-def _get_position(golden: Golden) -> tuple[str, bool, int, str]:
-    """Return the position of a golden in a list: in the order of the figures, with times last."""
-    metric = golden.metric
-    return golden.origin.file, metric is Figure.TIME, GOLDEN_FIGURES.index(metric), golden.origin.field
-
-
-def _make_proposal_row(proposal: Proposal) -> tuple[Cell, ...]:
-    """Make a row in the order of `_SET_COLUMNS`."""
-    golden = proposal.golden
-    old_value = None if golden.value == UNSET else _format_golden(golden, golden.value)
-    new_value = _format_golden(golden, proposal.value)
-    return golden.origin.file, golden.origin.field, old_value, new_value, proposal.basis
 
 
 def _require_factor(option: str, factor: float, example: str) -> None:

@@ -78,6 +78,13 @@ def test_spills_are_figures_with_goldens_by_chip(project: Project, monkeypatch: 
     assert unused == ["hip", "rocm-gfx942", "sm_89"]
     done = project.gauntlet("golden.update", "--write")
     assert done.code == 0, done.text
+    # First goldens have the chip as key.
+    project.benchmark("product", inputs=_INPUTS)
+    _run(project)
+    done = project.gauntlet("golden.set", "--write")
+    assert done.code == 0, done.text
+    spec = json.loads((project.benchmarks / "product_cpu.json").read_text())
+    assert (spec["golden_spills"], spec["golden_registers"]) == ({"gfx1100": golden + 1}, {"gfx1100": 256})
 
 
 def test_without_the_packages_a_golden_of_code_is_not_applied(

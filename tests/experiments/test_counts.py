@@ -136,6 +136,9 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     assert (chain["instructions_outside"]["measured"], chain["instructions"]["limit"]) == (outside, None)
     work = instructions - outside
     assert chain["instructions_in_dispatches"]["measured"] == work
+    proposed = project.gauntlet("golden.set", *_SELECTED)
+    assert f'"golden_instructions": {{"cpu": {work}}}' in proposed.out
+    assert f'"golden_instructions_outside": {{"cpu": {outside}}}' in proposed.out
     flags = ["--benchmark_repetitions=2", "--batch_size=4"]
     _golden(project, golden_instructions={"cpu": work}, benchmark_flags=flags)
     done = project.gauntlet("run", *_SELECTED, "--instructions", "--stages", "compile")
