@@ -299,14 +299,10 @@ def _collect_first_evidence(
     """Return the evidence for the goldens that selected specs lack, and the obstacles: verb, reason and place."""
     specs = {spec.name: spec for spec in selection.specs if isinstance(spec.document, Benchmark)}
     selected = {(case.origin.file, case.target.family) for case in selection.cases.cases}
-    # A family without a chip stands for all its chips, also where its cases have a default chip.
-    selected_targets = {(target.family, target.chip) for target in selection.targets}
 
     def list_goldens(record: JournalRecord, step: Step) -> Iterator[Golden]:
         target, file = parse_target(step.target), step.origin.file
-        if target is None or file not in specs or (file, target.family) not in selected:
-            return
-        if selected_targets & {(target.family, chip) for chip in ("", target.chip)}:
+        if target and file in specs and (file, target.family) in selected and _is_requested(step, selection, request):
             variant = name_variants(record.run.variants) if step.origin.variant else ""
             release = parse_release(records[-1].run.toolchain.compiler) or _UNKNOWN
             yield from _list_missing_goldens(specs[file], step, target, variant, release)
@@ -398,10 +394,17 @@ def _explain_missing_specs(
             yield step.chain, _NO_GOLDENS.get(step.dialect, _NO_SUITE_GOLDENS)
         if step.dialect == BENCHMARK and step.origin.file not in files:
             yield step.origin.file, "it is not among the specs (--spec-dir FOLDER reads others)"
-    run_files = {step.origin.file for step in steps}
+    run_files = {step.origin.file for step in steps if _is_requested(step, selection, request)}
     for case in cases if request != SelectionRequest() else ():
         if case.dialect == BENCHMARK and case.origin.file not in run_files:
             yield case.origin.file, f"no figure of it is in {_name_runs(records)}"
+
+
+def _is_requested(step: Step, selection: Selection, request: SelectionRequest) -> bool:
+    """Return whether a step is for a requested target; if none is requested, all are."""
+    target = parse_target(step.target)
+    covers_target = target is not None and any(requested.covers(target) for requested in selection.targets)
+    return covers_target or not (request.target or request.backend or request.suite)
 
 
 def _explain_unmeasured(

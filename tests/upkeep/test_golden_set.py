@@ -249,6 +249,7 @@ def test_a_variant_gets_goldens_of_its_own(project: Project) -> None:
 def test_another_target_has_its_chip_as_key(project: Project) -> None:
     project.regression(targets={"vulkan": {}}, compiler_flags=FLAGS)
     _run(project, *_STAGES, "--target", "aarch64", "--target", "vulkan")
+    assert "specs/benchmarks/toy/abs_cpu.json: no figure of it is in " in _set(project, "--target", "cpu")
     _set(project, "--target", "vulkan", "--write")
     assert _goldens(project)["golden_dispatch"] == {"vulkan": 1}
     _set(project, "--write")
