@@ -190,7 +190,7 @@ def test_a_strangers_settings_are_not_taken(project: Project) -> None:
     assert project.gauntlet("list", "--untrusted").code == 0
 
 
-@pytest.mark.parametrize("command", ["golden.record", "golden.sensitivity", "golden.update"])
+@pytest.mark.parametrize("command", ["golden.record", "golden.sensitivity", "golden.set", "golden.update"])
 def test_specs_of_strangers_are_not_changed(project: Project, command: str) -> None:
     done = project.gauntlet(command, "--model", "toy", "--untrusted")
     assert (done.code, "--untrusted is not for commands that change specs" in done.err) == (2, True)

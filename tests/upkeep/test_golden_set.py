@@ -220,6 +220,24 @@ def test_what_has_no_place_or_no_result_is_told(project: Project) -> None:
     assert "no case matches" in _set(project, "--model", "nope", code=5)
 
 
+def test_a_spec_that_cannot_be_read_is_told_and_the_others_are_written(project: Project) -> None:
+    project.add("good")
+    _run(project, *_STAGES)
+    (project.benchmarks / "abs_cpu.json").write_text("{")
+    assert "warning: specs/benchmarks/toy/abs_cpu.json:1: ends in the middle" in _set(project, "--write", code=2)
+    assert _goldens(project, "good_cpu")["golden_dispatch"] == {"cpu": 1}
+    (project.benchmarks / "good_cpu.json").unlink()
+    assert "good_cpu.json: it is not among the specs (--spec-dir" in _set(project, code=2)
+
+
+def test_the_older_name_of_a_time_is_kept(project: Project) -> None:
+    project.benchmark(golden_time={"rack": 9.0})
+    _time(project, "--stages", "benchmark", "--sku", "desk")
+    _set(project, "--write")
+    assert _goldens(project) == {"golden_time": {"rack": 9.0, "desk": 0.35}}
+    assert project.gauntlet("lint").code == 0
+
+
 def test_formats_without_such_goldens_are_told(project: Project) -> None:
     builder = JournalBuilder(run="mixed")
     for dialect in ("torch-models", "op_tests"):
