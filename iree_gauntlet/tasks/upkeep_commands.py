@@ -152,7 +152,7 @@ def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest
               golden.update --model dtln --write
               golden.update --from-history --rule '1 in 100' --summary goldens.md
     """
-    if request.from_history or request.rule or request.summary or series != SeriesRequest():
+    if request.from_history or request.rule or request.summary or series.store or series.marks:
         from iree_gauntlet.upkeep.history_goldens import update_from_history  # noqa: PLC0415
 
         return update_from_history(selection, request, series)
