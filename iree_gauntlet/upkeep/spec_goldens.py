@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Origin
+from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.dialects.json_text import find_path, with_added_value, with_value, without_comments
 from iree_gauntlet.dialects.sharktank import BENCHMARK, REGRESSION
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, Goldens
@@ -432,6 +433,8 @@ def _explain_refusal(golden: Golden, sku: str) -> str:
     """Return the reason why a figure is never the first golden; empty for most figures."""
     if golden.value != UNSET:
         return ""
+    if golden.metric is Figure.CODE_SIZE and golden.origin.field.endswith(f".{CPU.family}"):
+        return "this machine's CPU decides the code, so another machine would break such a golden"
     if golden.field.rule is not GoldenRule.TIMED:
         return "the release of its compiler is unknown" if golden.release == _UNKNOWN else ""
     if golden.sku and sku in ("", golden.sku):
