@@ -50,6 +50,12 @@ class Target:
             return self.config_name
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
+    @property
+    def golden_names(self) -> tuple[str, ...]:
+        """The keys of its goldens besides SKUs, the first before the others; another architecture has only its own."""
+        is_other = self.chip in self.kind.architectures
+        return tuple(filter(None, (self.chip, "" if is_other else self.family)))
+
     def covers(self, other: Target) -> bool:
         """Return whether a selection of this target includes another: the same family, and no other chip.
 

@@ -435,9 +435,7 @@ def _read_goldens(
         )
     for field, figure in SHARKTANK_GOLDENS.items():
         values = getattr(table, field)
-        # A family is not that of another architecture.
-        family = "" if target.chip in target.kind.architectures else target.family
-        matching_key = next((key for key in (sku, target.chip, family) if key in values), "")
+        matching_key = next((key for key in (sku, *target.golden_names) if key in values), "")
         other_keys = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [matching_key] if matching_key else other_keys:
             value = float(values[key])

@@ -363,7 +363,7 @@ def _list_missing_goldens(spec: Spec, step: Step, target: Target, variant: str, 
         field = time_field if is_time else figure.golden.sharktank
         if figure.golden.stage is not step.stage or not field:
             continue
-        keys = {sku} if is_time else {sku, target.chip, target.family}
+        keys = {sku} if is_time else {sku, *target.golden_names}
         if keys.isdisjoint(getattr(table, field)):
             yield Golden(
                 metric=figure,

@@ -275,6 +275,10 @@ def test_another_target_has_its_chip_as_key(project: Project) -> None:
     _set(project, "--write")
     assert _goldens(project)["golden_dispatch"] == {"vulkan": 1, "aarch64": 1}
     _run(project, *_STAGES, "--target", "aarch64", "--target", "vulkan", "--unapplied-goldens", "fail")
+    # A golden of this machine's CPU is none of another architecture.
+    project.benchmark(golden_dispatch={"cpu": 5})
+    _set(project, "--write")
+    assert _goldens(project)["golden_dispatch"] == {"cpu": 5, "vulkan": 1, "aarch64": 1}
 
 
 @pytest.mark.parametrize("option", ["--size-headroom", "--time-tolerance"])
