@@ -43,7 +43,7 @@ from iree_gauntlet.experiments.sides import (
 )
 from iree_gauntlet.figures import METRICS, OUTSIDE_MARGIN, Figure
 from iree_gauntlet.journal_events import ResumeOptions
-from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
+from iree_gauntlet.measuring.instructions.counters import WITHOUT_FMA, find_counter, read_counts
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
@@ -87,7 +87,6 @@ _CODES = {
     str(TimeVerdict.SLOWER): ExitCode.FAILED,
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
-_WITHOUT_FMA = ",-fma"
 # The maximum number of listed dispatches that do less, for each model.
 _MAX_DECREASES = 10
 _OUTSIDE = "outside of dispatches (the runtime, and C library functions that dispatches call)"
@@ -324,12 +323,12 @@ class _Comparison:
         chains = {chain for chain, verdict in verdicts.items() if verdict.verdict != Work.SAME}
         cpus = {verdicts[chain].cpu for chain in chains}
         request = self.setup.request
-        if not chains or request.execution.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+        if not chains or request.execution.count_cpu or not all(cpu.endswith(WITHOUT_FMA) for cpu in cpus):
             return verdicts
         self.presenter.line(
             "\nthe work has changed: counting again with fused multiply-adds, which is slow in valgrind"
         )
-        execution = replace(request.execution, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
+        execution = replace(request.execution, count_cpu=cpus.pop().removesuffix(WITHOUT_FMA))
         setup = replace(self.setup, request=replace(request, execution=execution, chains=frozenset(chains)))
         fma_sides: list[ComparisonSide] = []
         for side in self.sides:

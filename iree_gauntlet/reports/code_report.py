@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = (Column("dispatch", ColumnKind.NAME), Column("target"), Column("A → B"))
-# A terminal shows so many lines of a dispatch, and files more.
+# A terminal lists so many dispatches of a module, and files list all.
 _MOST_CHANGES = 20
 
 

@@ -46,6 +46,7 @@ from iree_gauntlet.formatting import (
     list_first,
     pluralize,
 )
+from iree_gauntlet.measuring.instructions.counters import WITHOUT_FMA
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.chain_figures import MatrixCell
@@ -108,8 +109,6 @@ _JUMPS = sorted(
 # A terminal shows at most so many cells of the table of metrics, and so many changes.
 _TERMINAL_CELLS = 160
 _TERMINAL_CHANGES, _MAX_NAMES = 12, 3
-# The CPU of counts by valgrind ends so, since it emulates fused multiply-adds slowly.
-_WITHOUT_FMA = ",-fma"
 _FMA_NOTE = (
     "Instructions were counted without fused multiply-adds. With them a loss may be a gain; to count with them, more "
     "slowly: "
@@ -282,8 +281,8 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
     cpus = (cell.figures.counted_by.rpartition(", ")[2] for cell in cells)
-    if cpu := next((cpu for cpu in cpus if cpu.endswith(_WITHOUT_FMA)), ""):
-        yield Paragraph((_FMA_NOTE, Name(f"--count-cpu {cpu.removesuffix(_WITHOUT_FMA)}"), "."))
+    if cpu := next((cpu for cpu in cpus if cpu.endswith(WITHOUT_FMA)), ""):
+        yield Paragraph((_FMA_NOTE, Name(f"--count-cpu {cpu.removesuffix(WITHOUT_FMA)}"), "."))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:

@@ -46,8 +46,8 @@ _UNLIMITED_WIDTH = 1000
 # A column of text is at most this wide; longer cells are wrapped.
 _MIN_TEXT_WIDTH = 30
 _COLUMN_GAP = 2
-# The styles of a difference's lines, by their first character.
 _MAX_DIFF_LINES = 200
+# The styles of a difference's lines, by their first character.
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 

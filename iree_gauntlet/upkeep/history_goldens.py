@@ -60,7 +60,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class GoldenOutlook:
-    """What a history says about a golden.
+    """The judgement of a history on a golden.
 
     Attributes:
         outcome: the proposal, or the reason why the golden stays.

@@ -58,7 +58,7 @@ def make_series(times: Sequence[float] | Values, name: str = "net", disturbed: S
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGoldens:
-    """What a rule proposed for many histories.
+    """The proposals of a rule for many histories.
 
     Attributes:
         alarm_shares: for each proposal, the share of fresh runs of the same noise above its limit.

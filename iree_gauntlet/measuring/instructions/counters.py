@@ -19,7 +19,8 @@ from iree_gauntlet.system.short_process import run_tool
 
 # Modules are compiled for these CPUs if a counter does not support every CPU. Valgrind has no AVX-512, and emulates
 # fused multiply-add in software, which can make a program twenty times slower.
-_COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
+WITHOUT_FMA = ",-fma"
+_COUNT_CPUS = {"x86_64": f"x86-64-v3{WITHOUT_FMA}", "aarch64": "generic"}
 # The number of the system call perf_event_open(2).
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _PARANOID_PATH = Path("/proc/sys/kernel/perf_event_paranoid")
