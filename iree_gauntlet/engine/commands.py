@@ -23,6 +23,7 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.device_kinds import LOCAL_SYNC
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.toolchains.flags import CPU_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +36,7 @@ REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
-# These flags are replaced for a module whose instructions are counted: they set its CPU and its kind of library.
-CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
+# These flags are replaced for a module whose instructions are counted, as is its CPU: they set its kind of library.
 _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
 # A count drops these flags of the benchmark. Another device's workers would be counted while they spin. With a batch
 # size N, each invocation is reported as N calls, whatever it really does.

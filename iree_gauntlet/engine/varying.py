@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.engine.commands import CPU_FLAGS
 from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder
-from iree_gauntlet.toolchains.flags import FLAG_RENAMES, FlagSet, split_flags, translate
+from iree_gauntlet.toolchains.flags import CPU_FLAGS, FLAG_RENAMES, FlagSet, split_flags, translate
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
 

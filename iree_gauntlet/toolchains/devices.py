@@ -26,7 +26,7 @@ from iree_gauntlet.device_kinds import CUDA, find_driver, find_kind, split_devic
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.system.short_process import run_tool
-from iree_gauntlet.toolchains.flags import split_flags
+from iree_gauntlet.toolchains.flags import CPU_FLAGS, split_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,6 @@ _SOFTWARE_DEVICE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS_MESSAGE = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
 
-_HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 _HOST_SECONDS = 30.0
 
 # These fields of /proc/cpuinfo (x86, Arm, RISC-V, Power) determine LLVM's detection of the host. Fields that differ
@@ -250,8 +249,8 @@ def _make_unknown_cpu() -> HostCpu:
 def targets_host_cpu(flags: Sequence[str]) -> bool:
     """Return whether compile flags generate code for the CPU of the compiling machine."""
     return any(
-        flag.name in _HOST_FLAGS and flag.value is not None and "host" in flag.value.split(",")
-        for flag in split_flags(flags, _HOST_FLAGS)
+        flag.name in CPU_FLAGS and flag.value is not None and "host" in flag.value.split(",")
+        for flag in split_flags(flags, CPU_FLAGS)
     )
 
 

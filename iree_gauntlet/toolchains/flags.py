@@ -50,6 +50,8 @@ _PRINTING_FLAGS = {
     RUN_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies"),
     BENCHMARK_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies|benchmark_list_tests"),
 }
+# The flags that set the CPU of a module of the llvm-cpu backend.
+CPU_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
 
 # Older releases name these flags of the ROCm backend after its driver, HIP.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.journal_events import ToolchainInfo
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from iree_gauntlet.journal_events import ToolchainInfo
 
 
 # The tools' names, as in IREE's documentation and in this toolkit's messages.
@@ -104,6 +104,8 @@ class Toolchain:
     @property
     def facts(self) -> ToolchainInfo:
         """The journal's `toolchain` record."""
+        from iree_gauntlet.journal_events import ToolchainInfo  # noqa: PLC0415 - a third of this module's import time
+
         return ToolchainInfo(
             compiler=self.compiler.version,
             compiler_commit=self.compiler.commit,
