@@ -275,7 +275,7 @@ def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
         outcome = _explain_refusal(golden, request.sku) or _propose(golden, evidence[golden], options)
         if isinstance(outcome, str):
             verb = "not set" if golden.value == UNSET else "stays"
-            obstacles.append((verb, outcome, f"{golden.origin.file}: {golden.origin.field}"))
+            obstacles.append((verb, outcome, f"{golden.origin.file}: {golden.origin.field.rstrip('.')}"))
         else:
             proposals.append(outcome)
     steps = [step for record in records for step in record.planned]

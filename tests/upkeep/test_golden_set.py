@@ -166,7 +166,8 @@ def test_goldens_of_another_release_are_not_mixed(project: Project) -> None:
 
 def test_times_need_a_sku(project: Project) -> None:
     _time(project, "--stages", "benchmark")
-    assert "it was measured without a SKU, and a golden time needs one: `gauntlet run --sku NAME`" in _set(project)
+    reason = "it was measured without a SKU, and a golden time needs one: `gauntlet run --sku NAME`"
+    assert f"abs_cpu.json: golden_time_ms: {reason}" in _set(project)
     _time(project, "--stages", "benchmark", "--sku", "desk", causes=["other work"])
     assert "golden_time_ms.desk: " in (errors := _set(project, "--write"))
     assert errors.rstrip().endswith("disturbed: other work\nnothing to change")
