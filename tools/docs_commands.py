@@ -5,19 +5,23 @@
 Each page gets its own clone of the checkout and its own empty home. The pages of docs/start form one example, so they
 share a clone and a home. A page's `pip install` lines set up its environment; a page without such lines gets
 `-e '.[iree]'`. `iree-gauntlet` is installed from this checkout's wheel. `NOT_RUN` lists the commands that are not run,
-with the reasons. Exits with 1 if a command fails.
+with the reasons. The samples of output on a page are compared with what the commands print, except for their figures.
+Exits with 1 if a command fails, or if it prints no line like one of its sample.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +31,7 @@ from release import build
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "find_skip_reason", "parse_commands"]
+__all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "find_differences", "find_skip_reason", "parse_commands"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # These pages form one example, in this order.
@@ -65,10 +69,13 @@ NOT_RUN = (
     ("CONTRIBUTING.md", r"^ruff", "needs the tools of nox's session `lint`"),
     ("*", r"^pytest (?!.*--collect-only)", _NEEDS_MODELS),
     ("*", r"^gauntlet toolchain\.(install|remove)", "downloads IREEs"),
+    ("docs/how-to/toolchains.md", r"^gauntlet toolchain\.list", _NEEDS_EARLIER_RUN),
     ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that do not exist"),
     ("docs/explanation/disturbance.md", r"^(install|export)", "is for a machine's administrator"),
 )
 _INSTALL_COMMAND = re.compile(r"^pip install ")
+# Lines that differ in a figure's sign or in a mark, such as `(cached)`, are more similar than this.
+_SIMILARITY = 0.75
 _HEREDOC = re.compile(r"<<'(\w+)'")
 
 
@@ -78,19 +85,25 @@ class Command:
 
     Attributes:
         text: the command as printed, without the prompt; a continued command has several lines.
+        sample: the lines that the page shows as output of the command, and of those before it without a sample.
     """
 
     page: str
     line: int
     text: str
+    sample: tuple[str, ...] = ()
 
 
 def parse_commands(page: str) -> Iterator[Command]:
-    """Yield the commands of a page's `bash` and `console` blocks, in order."""
-    for token in MarkdownIt().parse((CHECKOUT / page).read_text(encoding="utf-8")):
+    """Yield the commands of a page's `bash` and `console` blocks, in order, with the samples below them."""
+    tokens = MarkdownIt().parse((CHECKOUT / page).read_text(encoding="utf-8"))
+    for token, next_token in zip_longest(tokens, tokens[1:]):
         if token.type == "fence" and token.info.strip() in ("bash", "console"):
             assert token.map is not None
-            yield from _split(page, token.map[0] + 2, token.content, prompt=token.info.strip() == "console")
+            commands = [*_split(page, token.map[0] + 2, token.content, prompt=token.info.strip() == "console")]
+            if next_token and next_token.type == "fence" and next_token.info.strip() == "text":
+                commands[-1] = replace(commands[-1], sample=tuple(next_token.content.splitlines()))
+            yield from commands
 
 
 def _split(page: str, first_line: int, block: str, *, prompt: bool) -> Iterator[Command]:
@@ -105,8 +118,11 @@ def _split(page: str, first_line: int, block: str, *, prompt: bool) -> Iterator[
         while index < len(lines) and _continues(text):
             text += f"\n{lines[index]}"
             index += 1
+        sample_end = index
+        while prompt and sample_end < len(lines) and not lines[sample_end].startswith("$ "):
+            sample_end += 1
         if text.strip() and not text.startswith("#"):
-            yield Command(page, first_line + start, text)
+            yield Command(page, first_line + start, text, tuple(lines[index:sample_end]))
 
 
 def _continues(text: str) -> bool:
@@ -124,6 +140,25 @@ def find_skip_reason(command: Command) -> str:
         reason for page, regex, reason in NOT_RUN if fnmatch(command.page, page) and re.search(regex, command.text)
     )
     return next(reasons, "")
+
+
+def find_differences(sample: Sequence[str], output: str) -> list[str]:
+    """Return the lines of a sample that resemble no line of an output; figures and widths of columns may differ.
+
+    A sample leaves lines out by a line `…`, and the end of a line by `…` at the end.
+    """
+    lines = [_mask_figures(line) for line in output.splitlines()]
+    differences: list[str] = []
+    for line in sample:
+        mask = _mask_figures(line.rstrip("…"))
+        candidates = [other[: len(mask)] for other in lines] if line.endswith("…") else lines
+        if mask and not difflib.get_close_matches(mask, candidates, n=1, cutoff=_SIMILARITY):
+            differences.append(line)
+    return differences
+
+
+def _mask_figures(line: str) -> str:
+    return re.sub(r"[0-9][0-9.,]*", "0", " ".join(line.split()))
 
 
 def main(pages: Sequence[str]) -> int:
@@ -182,18 +217,33 @@ def _run(commands: Sequence[Command], environment: Path, work_dir: Path) -> int:
     home, clone, codes_file = work_dir / "home", work_dir / "iree-gauntlet", work_dir / "codes"
     home.mkdir()
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+    outputs = [work_dir / f"output-{index}" for index in range(len(commands))]
     check = 'code=$?; echo $code >> "$CODES"; [ $code = 0 ] || exit $code'
-    script = "\n".join(f"{command.text}\n{check}" for command in commands)
+    script = "\n".join(
+        f"exec > {shlex.quote(str(output))} 2>&1\n{command.text}\n{check}"
+        for command, output in zip(commands, outputs, strict=True)
+    )
     prefixes = ("LANG", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
     environ = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     environ |= {"HOME": str(home), "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "CODES": str(codes_file)}
     subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=clone, env=environ, check=False)
     codes = [int(line) for line in codes_file.read_text().split()] if codes_file.exists() else []
+    successes = 0
+    printed = ""
     for index, command in enumerate(commands):
         status = "not run" if index >= len(codes) else "ok" if codes[index] == 0 else f"exit code {codes[index]}"
-        sys.stdout.write(f"{status:<12} {command.page}:{command.line}: {command.text.splitlines()[0]}\n")
+        printed += outputs[index].read_text(encoding="utf-8", errors="replace") if outputs[index].exists() else ""
+        differences = find_differences(command.sample, printed) if status == "ok" else ()
+        successes += status == "ok" and not differences
+        sys.stdout.write(
+            f"{printed if status != 'ok' or differences else ''}"
+            f"{'other output' if differences else status:<12} {command.page}:{command.line}: "
+            f"{command.text.splitlines()[0]}\n"
+        )
+        sys.stdout.writelines(f"    no line is like: {line}\n" for line in differences)
+        printed = "" if command.sample else printed
     sys.stdout.flush()
-    return codes.count(0)
+    return successes
 
 
 if __name__ == "__main__":

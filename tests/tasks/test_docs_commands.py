@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.config import get_config
-from docs_commands import NOT_RUN, PAGES, Command, find_skip_reason, parse_commands
+from docs_commands import NOT_RUN, PAGES, Command, find_differences, find_skip_reason, parse_commands
 
 from iree_gauntlet.tasks.program import namespace
 from tests.support.command_line import ParseOnlyProgram, parse_requests, run_in_process
@@ -109,3 +109,20 @@ def test_what_is_not_run_is_there() -> None:
         fitting = [item for item in COMMANDS if fnmatch(item.page, page) and re.search(words, item.text)]
         assert any(find_skip_reason(item) == why for item in fitting), (page, words)
     assert sum(not find_skip_reason(command) for command in COMMANDS) > 30
+
+
+def test_a_sample_is_like_the_output_but_for_figures() -> None:
+    output = (
+        "verdict   model  compile  bytes\n✓ passed  tiny/classifier@cpu  0.91 s (cached)  13,356\n6 steps: 6 passed\n"
+    )
+    sample = ("verdict  model    compile    bytes", "✓ passed  tiny/classifier@cpu  4.67 s  9,000", "…", "6 st…")
+    assert find_differences(sample, output) == []
+    assert find_differences((*sample, "next: gauntlet report"), output) == ["next: gauntlet report"]
+    assert find_differences(sample, "") == [line for line in sample if line != "…"]
+
+
+def test_samples_belong_to_the_commands_above_them() -> None:
+    samples = {command.text: command.sample for command in COMMANDS if command.sample}
+    assert samples["gauntlet golden.record --model tiny"][0].endswith(": running a reference")
+    assert any(sample for text, sample in samples.items() if text.startswith("gauntlet bisect --flags"))
+    assert sum(bool(command.sample) and not find_skip_reason(command) for command in COMMANDS) > 5
