@@ -53,11 +53,13 @@ def list_rows(table: Any) -> list[list[str]]:
 
 def list_broken_links(page: Any, folder: Path) -> list[str]:
     """Return the links to parts of the page or to files beside it that do not exist."""
+    ids_by_file = {"": set(page.xpath("//@id"))}
     broken = []
     for link in page.xpath("//a/@href"):
         file, _, part = link.partition("#")
-        target = page if not file else read_page(folder / file) if file.endswith(".html") else None
-        if target is not None and part and part not in target.xpath("//@id"):
+        if file.endswith(".html") and file not in ids_by_file:
+            ids_by_file[file] = set(read_page(folder / file).xpath("//@id"))
+        if part and file in ids_by_file and part not in ids_by_file[file]:
             broken.append(link)
     return broken
 
