@@ -262,10 +262,32 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An input or expected output: `value`, `@file`, or `value=@file`."""
+    """An input or expected output: `value`, `@file`, or `value=@file`; or an output of an earlier call.
+
+    Attributes:
+        output_of: the numbers of an earlier call and of its output, such as `0.1`; empty for other arguments.
+    """
 
     value: str = ""
     url: str = ""
+    output_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an exported function of a case's last module.
+
+    Attributes:
+        function: empty for the module's only function.
+        field: the prefix of the call's fields in its spec: `calls[0].`; empty if they are the spec's own.
+        changes: the outputs of earlier calls that it may change in place, such as `0.1`.
+    """
+
+    function: str = ""
+    inputs: tuple[Argument, ...] = ()
+    expected_outputs: tuple[Argument, ...] = ()
+    field: str = ""
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +377,7 @@ class Case:
         stem: file name of the spec without its suffix, which `--filename` selects.
         modules, pipeline_modules: in load order, the latter after all flags; the last of all has the called function.
         parameters: archives in the order of their flags.
-        function: exported function to call; empty for the module's only function.
+        calls: the calls, in order, on one instance of the modules; most cases make one.
         run_flags: threshold or benchmark flags of the spec.
         own_flags: flags after `run_flags` that belong to this case, where many cases share `run_flags`; a flag that the
             tool rejects is an error of this case only.
@@ -387,9 +409,7 @@ class Case:
     origin: Origin
     pipeline_modules: tuple[Module, ...] = ()
     parameters: tuple[Parameters, ...] = ()
-    inputs: tuple[Argument, ...] = ()
-    expected_outputs: tuple[Argument, ...] = ()
-    function: str = ""
+    calls: tuple[Call, ...] = (Call(),)
     device: str = ""
     run_flags: tuple[str, ...] = ()
     own_flags: tuple[str, ...] = ()
@@ -413,6 +433,16 @@ class Case:
     allclose: Allclose | None = None
     notes: tuple[str, ...] = ()
     reference: bool = False
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The inputs of all calls, in order."""
+        return tuple(argument for call in self.calls for argument in call.inputs)
+
+    @property
+    def expected_outputs(self) -> tuple[Argument, ...]:
+        """The expected outputs of all calls, in order."""
+        return tuple(argument for call in self.calls for argument in call.expected_outputs)
 
     def find_blocking_reason(self, stage: Stage) -> str:
         """Return the reason that blocks a stage; empty if it can run."""

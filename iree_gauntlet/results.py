@@ -103,6 +103,7 @@ class OutputComparison(Recorded):
 
     Attributes:
         index: number of the output, from 0.
+        call, function: the call, from 0, and its function; None and empty if the step makes one call.
         type: shape and element type of the actual output, or of the expected one if it is missing.
         mismatches: number of values that do not pass; None if values were not compared.
         max_abs_error, max_rel_error, cosine_similarity: over values that are finite on both sides; None if there are
@@ -132,6 +133,14 @@ class OutputComparison(Recorded):
     rtol: float = 0.0
     actual_path: str = ""
     expected_path: str = ""
+    call: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+    function: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    @property
+    def label(self) -> str:
+        """The name for people: `output 1`, or `call 0 (step), output 1`."""
+        text = f"output {self.index}"
+        return text if self.call is None else f"call {self.call} ({self.function}), {text}"
 
     @property
     def tolerance_text(self) -> str:
@@ -159,10 +168,11 @@ class OutputComparison(Recorded):
         share = "" if self.limit_share is None else format_limit_share(self.limit_share)
         if self.passed:
             return " · ".join(filter(None, (error, share)))
+        place = "" if self.call is None else f"{self.label}: "
         if not self.mismatches:
             # The values were not compared.
-            return "another type or shape than expected"
-        part = f"{self.mismatches:,} of {self.count:,} differ ({format_percent(self.mismatches, self.count)})"
+            return f"{place}{'another type or shape than expected' if self.count else self.message}"
+        part = f"{place}{self.mismatches:,} of {self.count:,} differ ({format_percent(self.mismatches, self.count)})"
         if self.special_text:
             return f"{part}: {self.special_text}"
         share = share or f"by up to {error}" * bool(error)

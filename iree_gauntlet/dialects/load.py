@@ -258,13 +258,13 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
         program = module.program
         if program.url and not program.local_file and module.origin.file == case.origin.file:
             yield module.origin.field, program.url
-    sources: list[tuple[str, Sequence[Argument | Parameters]]] = [
-        (fields.parameters, case.parameters),
-        (fields.inputs, case.inputs),
-        (fields.outputs, case.expected_outputs),
-    ]
-    for pattern, entries in sources:
-        yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
+    sources: list[tuple[str, str, Sequence[Argument | Parameters]]] = [("", fields.parameters, case.parameters)]
+    for call in case.calls:
+        sources += [(call.field, fields.inputs, call.inputs), (call.field, fields.outputs, call.expected_outputs)]
+    for prefix, pattern, entries in sources:
+        for index, entry in enumerate(entries):
+            if pattern and entry.url:
+                yield prefix + pattern.format(index), entry.url
 
 
 def adjust_case(case: Case, failures: Sequence[Expectation], device: str = "") -> Case:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-from iree_gauntlet.cases import MAIN, Allclose, Argument, ArgumentOrder, Case, Golden, Module, Origin, Program
+from iree_gauntlet.cases import MAIN, Allclose, Argument, ArgumentOrder, Call, Case, Golden, Module, Origin, Program
 from iree_gauntlet.dialects.configured_suites import ConfigBuilder, make_markers
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
 from iree_gauntlet.dialects.locations import (
@@ -142,8 +142,7 @@ def _make_cases(
         target=target,
         modules=(module,),
         origin=origin,
-        inputs=op.inputs,
-        expected_outputs=op.expected_outputs,
+        calls=(Call("", op.inputs, op.expected_outputs),),
         outputs=(*(_parse_output(flag.removeprefix(_OUTPUT_PREFIX)) for flag in output_flags), *op.outputs),
         device=find_devices((*run_flags, *op.flags)),
         run_flags=(*function_flags, *run_flags),
@@ -184,7 +183,7 @@ def _make_benchmark(case: Case, spec: OpSpec, op: OpInputs, config: str, documen
     return replace(
         case,
         kind=Kind.BENCHMARK,
-        expected_outputs=(),
+        calls=tuple(replace(call, expected_outputs=()) for call in case.calls),
         outputs=(),
         run_flags=flags,
         own_flags=own_flags,

@@ -16,6 +16,7 @@ from iree_gauntlet.cases import (
     MAIN,
     Argument,
     ArgumentOrder,
+    Call,
     Case,
     Expectation,
     Golden,
@@ -26,7 +27,14 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
-from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.sharktank_schema import (
+    PROGRAMS,
+    Benchmark,
+    Blob,
+    RegressionCall,
+    RegressionV1,
+    RegressionV2,
+)
 from iree_gauntlet.dialects.spec import Builder, Collector, SourceFields, Spec, make_case, make_duplicate
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
@@ -34,7 +42,7 @@ from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_fo
 from iree_gauntlet.variants import TUNER_FILE_FLAG, sort_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from iree_gauntlet.dialects.selection import Include
 
@@ -185,9 +193,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         make_case(spec, REGRESSION, kind, target, (main,), document.timeouts),
         pipeline_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
-        inputs=_read_arguments(reader, "inputs", document.inputs),
-        expected_outputs=_read_arguments(reader, "outputs", document.outputs),
-        function=fields.function,
+        calls=tuple(_read_calls(reader, document, fields.function)),
         device=fields.device,
         run_flags=fields.threshold_args,
         expectations=_read_expectations(spec, fields, target),
@@ -198,7 +204,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         return []
     if not pipeline or case.pipeline_modules:
         return [case]
-    pipeline_case = replace(case, parameters=(), inputs=(), expected_outputs=(), blocked_reason="")
+    pipeline_case = replace(case, parameters=(), calls=(Call(),), blocked_reason="")
     return [case, replace(pipeline_case, kind=Kind.COMPILE, modules=pipeline)]
 
 
@@ -276,11 +282,30 @@ def _read_expectations(spec: Spec, fields: _TargetFields, target: Target) -> tup
     return tuple(results)
 
 
-def _read_arguments(reader: SpecReader, field: str, blobs: list[Blob]) -> tuple[Argument, ...]:
-    return tuple(
-        Argument(blob.value or "", reader.resolve_url([field, index, "source"], blob.source) if blob.source else "")
-        for index, blob in enumerate(blobs)
-    )
+def _read_calls(reader: SpecReader, document: RegressionV1 | RegressionV2, function: str) -> Iterator[Call]:
+    """Yield the calls of a spec, which is one call itself if it does not list them."""
+    documents = document.calls if isinstance(document, RegressionV2) else ()
+    for number, call in enumerate(documents or (document,)):
+        path: list[str | int] = ["calls", number] if documents else []
+        field = f"calls[{number}]." if documents else ""
+        yield Call(
+            (call.function or "") if isinstance(call, RegressionCall) else function,
+            _read_arguments(reader, [*path, "inputs"], call.inputs),
+            _read_arguments(reader, [*path, "outputs"], call.outputs),
+            field,
+            tuple(text.removeprefix("@") for text in call.changes) if isinstance(call, RegressionCall) else (),
+        )
+
+
+def _read_arguments(reader: SpecReader, path: Sequence[str | int], blobs: Sequence[Blob | str]) -> tuple[Argument, ...]:
+    arguments: list[Argument] = []
+    for index, blob in enumerate(blobs):
+        if isinstance(blob, str):
+            arguments.append(Argument(output_of=blob.removeprefix("@")))
+        else:
+            url = reader.resolve_url([*path, index, "source"], blob.source) if blob.source else ""
+            arguments.append(Argument(blob.value or "", url))
+    return tuple(arguments)
 
 
 class _BenchmarkReader(SpecReader):
@@ -334,8 +359,7 @@ class _BenchmarkReader(SpecReader):
         return replace(
             make_case(spec, BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
-            inputs=tuple(Argument(value=text) for text in document.inputs),
-            function=document.function_run,
+            calls=(Call(document.function_run, tuple(Argument(value=text) for text in document.inputs)),),
             device=(document.device or ROCM.device) if is_own_target or pair is None else pair.device,
             run_flags=_make_run_flags(document),
             compile_statistics=True,

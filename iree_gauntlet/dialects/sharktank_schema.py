@@ -6,11 +6,12 @@ those programs ignore.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.fields import (
@@ -40,6 +41,7 @@ from iree_gauntlet.dialects.fields import (
     WithTargets,
     Word,
     about,
+    expect,
     make_schema_config,
     require_fields,
     require_literal,
@@ -48,7 +50,7 @@ from iree_gauntlet.dialects.fields import (
     validate,
 )
 from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, read_marker_words
-from iree_gauntlet.dialects.spec_file import FieldError, load_json, make_problem_at, shorten_path
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, load_json, make_problem_at, shorten_path
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
 
@@ -67,6 +69,8 @@ _FAMILIES_IN_NAMES = (CPU.family, ROCM.family)
 
 
 _BLOB_FIELDS = ("source", "value")
+# These fields describe the only call of a spec without `calls`.
+_FIELDS_OF_A_CALL = ("run_function", "inputs", "outputs")
 
 
 def _require(name: str) -> dict[str, Any]:
@@ -106,6 +110,29 @@ class Blob(StrictDocument):
         elif self.value:
             require_literal(self.value, "source")
         return self
+
+
+_CALL_OUTPUT = re.compile(r"@\d+\.\d+")
+_CallOutput = Annotated[
+    str, expect("an output of an earlier call such as @0.1, which is output 1 of call 0", _CALL_OUTPUT.fullmatch)
+]
+_CallInput = Annotated[
+    Annotated[_CallOutput, Tag(f"{BRANCH}text")] | Annotated[Blob, Tag(f"{BRANCH}object")],
+    Discriminator(lambda value: f"{BRANCH}text" if isinstance(value, str) else f"{BRANCH}object"),
+]
+
+
+class RegressionCall(StrictDocument):
+    """One of several calls that a regression test makes on one instance of its modules (*ours*)."""
+
+    function: Text | None = about(None, "Function to call; optional if a module exports only one.")
+    inputs: list[_CallInput] = Field(
+        default_factory=list, description="Arguments of the function, in order; @0.1 is output 1 of call 0."
+    )
+    outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
+    changes: list[_CallOutput] = Field(
+        default_factory=list, description="Outputs of earlier calls that the call changes in place, such as @0.1."
+    )
 
 
 class _Common(StrictDocument):
@@ -168,6 +195,9 @@ class RegressionV2(_Regression, WithTargets):
     threshold_args: Flags = Field(description="More flags for iree-run-module, such as --expected_f16_threshold=1.0f.")
     targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=TARGETS_DESCRIPTION)  # ours
     run_function: Text | None = about(None, "Function to run; optional if a module exports only one.")
+    calls: list[RegressionCall] = Field(
+        default_factory=list, description="Calls, in order, in place of run_function, inputs and outputs."
+    )  # ours
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
     compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
@@ -178,6 +208,28 @@ class RegressionV2(_Regression, WithTargets):
         if not self.compile_only and not self.device:
             raise FieldError("device", "is missing: a spec that is not compile_only must name its device")
         return self
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> RegressionV2:
+        if self.calls and (field := next((name for name in _FIELDS_OF_A_CALL if getattr(self, name)), "")):
+            raise FieldError("calls", f"is given with {field}: write {field} into the calls")
+        for number, call in enumerate(self.calls):
+            for name, sources in (("inputs", call.inputs), ("changes", call.changes)):
+                for index, text in enumerate(sources):
+                    if isinstance(text, str) and (message := self._explain_no_output(text, number)):
+                        error = FieldError("calls", message)
+                        error.path += [number, name, index]
+                        raise error
+        return self
+
+    def _explain_no_output(self, text: str, number: int) -> str:
+        """Return why a text names no output of a call before a call with a number; empty if it may name one."""
+        call, output = map(int, text.removeprefix("@").split("."))
+        if call >= number:
+            earlier = f"0 to {number - 1}" if number > 1 else "only call 0" if number else "none"
+            return f"{text} is an output of call {call}, which is not before call {number} (earlier calls: {earlier})"
+        count = len(self.calls[call].outputs)
+        return f"{text} is output {output} of call {call}, which has {count} expected outputs" * (0 < count <= output)
 
 
 class Goldens(StrictDocument):
@@ -310,6 +362,10 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     document_type = _choose_document(content, root, path)
     if isinstance(document_type, str):
         problem = Problem(name, 1, "", document_type, "docs/reference/specs.md lists the fields of each format.")
+        return _make_spec(tree, root, path, None, [problem])
+    if "calls" in content and (document_type is Benchmark or root.name == "benchmarks"):
+        message = "is not possible in a benchmark: iree-benchmark-module makes only calls of one function"
+        problem = make_problem_at(name, text, ["calls"], message, "Name the function that it measures in function_run.")
         return _make_spec(tree, root, path, None, [problem])
     words = read_marker_words(content, "benchmark" if document_type is Benchmark else "quality")
     document, problems = validate(document_type, content, name, text)

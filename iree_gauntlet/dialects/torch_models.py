@@ -15,6 +15,7 @@ from iree_gauntlet.cases import (
     MAIN,
     Argument,
     ArgumentOrder,
+    Call,
     Case,
     Expectation,
     Golden,
@@ -135,9 +136,8 @@ def build_test(
     case = replace(
         make_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used_modules, document.timeouts),
         parameters=weights,
-        inputs=inputs,
+        calls=(Call("", inputs, expected_outputs),),
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
-        expected_outputs=expected_outputs,
         device=find_devices(run_args),
         run_flags=run_args,
         order=ArgumentOrder.MODULES_FIRST,

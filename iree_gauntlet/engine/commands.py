@@ -6,6 +6,8 @@ import hashlib
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +17,7 @@ from iree_gauntlet.cases import (
     MAIN,
     Argument,
     ArgumentOrder,
+    Call,
     Case,
     Module,
     OnnxImport,
@@ -24,15 +27,17 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.device_kinds import LOCAL_SYNC
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.flags import CPU_FLAGS
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 
 # The reference step's archive is unpacked into the threshold step's folder. Its `arguments.txt` is a flagfile with the
 # inputs, and with onnxruntime's outputs as expected outputs.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
+# Flags of `workers/iree_side/run_calls.py`: the beginning of a call, and an output of an earlier call as an input.
+_CALL_FLAG, _INPUT_FROM_FLAG = "--call=", "--input_from="
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
@@ -162,14 +167,18 @@ def make_parameters_argv(
     return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
 
 
-def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
-    """Return the command of `iree-run-module` in the case's order of arguments.
+def make_threshold_argv(
+    tool: str, python: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str
+) -> tuple[str, ...]:
+    """Return the command of `iree-run-module` in the case's order of arguments; of a worker for several calls.
 
     `flags` are spelt as this toolchain spells them. Outputs that the spec requests are written to the step's `folder`.
     """
-    inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
+    if len(case.calls) > 1:
+        return _make_calls_argv(python, case, flags, paths, folder)
+    call = case.calls[0]
+    inputs, checks = _list_call_flags(call, paths)
     inputs += [REFERENCE_FLAGS] if case.reference else []
-    checks = [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         modules = [f"--module={paths.module(module)}" for module in case.modules]
         # `@name` and `+name` become files in the step's folder; `-` is standard output.
@@ -181,7 +190,7 @@ def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
         tool,
         f"--device={case.device}",
         *(f"--module={paths.module(module)}" for module in case.modules),
-        *((f"--function={case.function}",) if case.function else ()),
+        *((f"--function={call.function}",) if call.function else ()),
         *flags,
         *inputs,
         *checks,
@@ -190,12 +199,42 @@ def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
     )
 
 
+def _list_call_flags(call: Call, paths: StepPaths) -> tuple[list[str], list[str]]:
+    """Return the flags of a call's inputs, and of its expected outputs."""
+    inputs = [
+        _INPUT_FROM_FLAG + argument.output_of
+        if argument.output_of
+        else f"--input={format_argument(argument, paths.artifact)}"
+        for argument in call.inputs
+    ]
+    return inputs, [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in call.expected_outputs]
+
+
+def _make_calls_argv(python: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
+    """Return the command of a worker that makes a case's calls; outputs are written to the step's `folder`."""
+    modules = (*case.modules, *case.pipeline_modules)
+    argv = [python, str(Path(iree_side.__file__).with_name("run_calls.py")), f"--device={case.device}"]
+    argv += [f"--module={paths.module(module)}" for module in modules]
+    argv += [*paths.list_parameter_flags(case.parameters), *flags, f"--outputs={folder}"]
+    for call in case.calls:
+        inputs, checks = _list_call_flags(call, paths)
+        argv += [_CALL_FLAG + call.function, *inputs, *(f"--changes={text}" for text in call.changes), *checks]
+    return tuple(argv)
+
+
+def split_calls(argv: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the flags of each call of a command that makes several; empty for the command of a tool of IREE."""
+    starts = [index for index, word in enumerate(argv) if word.startswith(_CALL_FLAG)]
+    return [tuple(argv[start:end]) for start, end in pairwise([*starts, len(argv)])]
+
+
 def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
     """Return the command of `iree-benchmark-module` in the case's order of arguments.
 
     Sharktank's order is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
-    inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
+    call = case.calls[-1]
+    inputs, _ = _list_call_flags(call, paths)
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
         modules = [f"--module={paths.module(module)}" for module in case.modules]
@@ -207,7 +246,7 @@ def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
         modules += paths.list_parameter_flags(case.parameters[index : index + 1])
     modules += paths.list_parameter_flags(case.parameters[len(dependencies) :])
     main = f"--module={paths.module(case.modules[-1])}"
-    return (tool, f"--device={case.device}", f"--function={case.function}", *modules, json, *inputs, *flags, main)
+    return (tool, f"--device={case.device}", f"--function={call.function}", *modules, json, *inputs, *flags, main)
 
 
 def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...]:

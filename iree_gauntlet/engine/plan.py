@@ -90,6 +90,7 @@ class PlanContext:
         run_dir: the absolute path of the run's folder.
         compile, run_module, benchmark_module, python: paths of the tools.
         python_env: changes of the environment for `python`.
+        calls_obstacle: the reason that `python` cannot make calls by this toolchain's runtime; empty if it can.
         own_python: the interpreter that this toolkit runs in.
         reference_script: the program that runs a model in onnxruntime, in `own_python`.
         onnxruntime: the version of onnxruntime in `own_python`; empty if it is not installed.
@@ -114,6 +115,7 @@ class PlanContext:
     benchmark_module: str
     python: str
     import_script: str
+    calls_obstacle: str
     own_python: str
     reference_script: str
     onnxruntime: str
@@ -469,22 +471,24 @@ class _Planner:
             problem = self._problem_of_flag(tolerance.file, tolerance.flag, tolerance.message, tolerance.hint)
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
-        argv = make_threshold_argv(self._context.run_module, case, flags, self._paths, folder)
+        is_single, context = len(case.calls) == 1, self._context
+        obstacle, compared = ("", case.expected_outputs) if is_single else (context.calls_obstacle, ())
+        argv = make_threshold_argv(context.run_module, context.python, case, flags, self._paths, folder)
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(
             case,
             Stage.THRESHOLD,
-            flag_errors or "; ".join(problem.in_one_line for problem in tolerance_problems),
+            flag_errors or obstacle or "; ".join(problem.in_one_line for problem in tolerance_problems),
             needs=(
                 *self._list_module_needs((*case.modules, *case.pipeline_modules)),
                 *self._list_parameter_needs(case),
                 *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                 *self._fetch_needs([case.chain]),
             ),
-            command=Command(argv, case.working_directory or folder),
+            command=Command(argv, case.working_directory or folder, () if is_single else context.python_env),
             inputs=self._list_run_inputs(case),
-            outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
+            outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(compared))),
             notes=notes,
             allclose=case.allclose,
         )

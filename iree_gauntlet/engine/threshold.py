@@ -5,20 +5,21 @@ writes its outputs to files; from them the toolkit computes the error metrics of
 note reports if the two verdicts differ.
 
 Cases that ask for `numpy.allclose` run once and write their outputs; the toolkit compares, as no tool has that rule.
+So do cases of several calls, which `workers/iree_side/run_calls.py` makes in one process, as no tool does.
 """
 
 from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from iree_gauntlet.cases import Allclose, Verdict
-from iree_gauntlet.engine.commands import REFERENCE_FLAGS
+from iree_gauntlet.engine.commands import REFERENCE_FLAGS, split_calls
 from iree_gauntlet.engine.judging import (
     GOLDEN_FLAG,
     find_changed_goldens,
@@ -26,6 +27,7 @@ from iree_gauntlet.engine.judging import (
     list_values,
     require_whole_files,
 )
+from iree_gauntlet.engine.processes.run_client import RunOutput  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe_check
@@ -40,18 +42,18 @@ from iree_gauntlet.measuring.numerics.arrays import (
 )
 from iree_gauntlet.measuring.numerics.comparison import compare_allclose, compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
-from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.recorded import Recorded, read_json
+from iree_gauntlet.results import OutputComparison, Result, shorten
 from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 from iree_gauntlet.system.short_process import TAIL_LINES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.run_client import RunJob, RunOutput, RunResponse
+    from iree_gauntlet.engine.processes.run_client import RunJob, RunResponse
     from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Command, Step
 
 
@@ -63,6 +65,9 @@ _CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
 _TYPE_MISMATCH = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A passed model that took longer than this is not run a second time for the error metrics.
 _MAX_RERUN_SECONDS = 120.0
+# The line that `run_calls.py` prints before a call, and its exit code for arguments that it cannot use.
+_CURRENT_CALL = re.compile(r"^EXEC @(.*) \(call (\d+)\)$", re.MULTILINE)
+_UNUSABLE_ARGUMENTS = 2
 
 
 def check_threshold(step: Step, processes: Processes) -> Result:
@@ -75,6 +80,8 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     require_whole_files(step.required_command)
     if step.allclose is not None:
         return _check_allclose(step, step.allclose, processes)
+    if calls := split_calls(step.required_command.argv):
+        return _check_calls(step, calls, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passes = outcome.exit_code == 0
@@ -122,7 +129,11 @@ def compare_error_with_baseline(step: Step, result: Result) -> Result:
 def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """Return the result of a run that failed before it compared anything."""
     lines = processes.error_lines(step)
-    result = judge_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
+    tool = _TOOL
+    if split_calls(step.required_command.argv):
+        names = _CURRENT_CALL.findall(processes.stdout(step))
+        tool = f"call {names[-1][1]} ({names[-1][0]})" if names else "the program that makes the calls"
+    result = judge_process(step, outcome, lines, tool=tool, reason=_format_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
@@ -152,19 +163,85 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         notes = (*step.notes, *filter(None, [error.hint]))
         return Result(Verdict.ERROR, shorten(error.message), command=processes.format_command(step), notes=notes)
     comparisons = compare_allclose(actual, expected_tensors, allclose)
+    warnings = _list_zero_warnings(expected_tensors, lambda _: (allclose.atol, allclose.rtol))
+    return processes.complete(step, outcome, _make_compared_result(step, comparisons, warnings, processes))
+
+
+def _make_compared_result(
+    step: Step, comparisons: Sequence[OutputComparison], warnings: Iterable[str], processes: Processes
+) -> Result:
+    """Return the result of a run whose outputs were compared here; `warnings` are notes if all of them pass."""
     complaints = _list_complaints(comparisons)
-    result = Result(
+    return Result(
         Verdict.FAILED if complaints else Verdict.PASSED,
         shorten(complaints[0]) if complaints else "",
         outputs=tuple(comparisons),
-        notes=(
-            *step.notes,
-            *(() if complaints else _list_zero_warnings(expected_tensors, lambda _: (allclose.atol, allclose.rtol))),
-        ),
+        notes=(*step.notes, *(() if complaints else warnings)),
         log=processes.log(step, "stdout.txt"),
         failure=FailureKind.WRONG_NUMBERS if complaints else None,
     )
-    return processes.complete(step, outcome, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallRecord(Recorded):
+    """The worker's record of a call that has ended; `changed` are the earlier outputs that have other values since."""
+
+    function: str
+    outputs: tuple[RunOutput, ...]
+    changed: tuple[tuple[int, int], ...]
+
+
+def _check_calls(step: Step, calls: Sequence[Sequence[str]], processes: Processes) -> Result:
+    """Make several calls in one process, which writes their outputs to files, and compare these."""
+    record_file = Path(step.folder) / "calls.jsonl"
+    record_file.unlink(missing_ok=True)
+    outcome = processes.run(step)
+    try:
+        text = record_file.read_text(encoding="utf-8") if record_file.is_file() else ""
+        # The last line may be incomplete if the process was ended while it wrote.
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        records = [_CallRecord.from_dict(read_json(line.encode())) for line in lines]
+        expected = [_list_expected(step.required_command, call) for call in calls]
+        comparisons = _compare_calls(step, records, expected)
+    except (GauntletError, ValueError, OSError) as error:
+        message = error.message if isinstance(error, GauntletError) else str(error)
+        return Result(Verdict.ERROR, shorten(message), command=processes.format_command(step), notes=step.notes)
+    if len(records) < len(calls) or outcome.exit_code not in (0, 1):
+        result = _make_not_run_result(step, outcome, processes)
+        if outcome.exit_code == _UNUSABLE_ARGUMENTS:
+            result = replace(result, verdict=Verdict.ERROR, failure=None)
+        notes = (*result.notes, *(f"before that: {complaint}" for complaint in _list_complaints(comparisons)))
+        return processes.complete(step, outcome, replace(result, outputs=tuple(comparisons), notes=notes))
+    get_limits = parse_tolerances(step.required_command.argv).get_limits
+    warnings = (
+        f"call {number} ({record.function}), {warning}"
+        for number, (record, tensors) in enumerate(zip(records, expected, strict=True))
+        for warning in _list_zero_warnings(tensors, get_limits)
+    )
+    return processes.complete(step, outcome, _make_compared_result(step, comparisons, warnings, processes))
+
+
+def _compare_calls(
+    step: Step, records: Sequence[_CallRecord], expected: Sequence[Sequence[Tensor | None]]
+) -> list[OutputComparison]:
+    """Compare the outputs of the calls that have ended; an output that a later call changed does not pass."""
+    tolerances = parse_tolerances(step.required_command.argv)
+    comparisons: dict[tuple[int, int], OutputComparison] = {}
+    for number, (record, tensors) in enumerate(zip(records, expected, strict=False)):
+        actual = [_read_server_output(output) for output in record.outputs if output.type] if tensors else []
+        for comparison in compare_outputs(actual, tensors, tolerances):
+            comparisons[number, comparison.index] = replace(comparison, call=number, function=record.function)
+    for number, record in enumerate(records):
+        for call, index in record.changed:
+            comparisons[call, index] = OutputComparison(
+                index,
+                records[call].outputs[index].type,
+                f"changed in place by call {number} ({record.function})",
+                passed=False,
+                call=call,
+                function=records[call].function,
+            )
+    return [comparisons[place] for place in sorted(comparisons)]
 
 
 def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Processes, result: Result) -> Result:
@@ -275,11 +352,13 @@ def _list_zero_warnings(
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
     """Return a message for each output that is not as expected."""
-    return [f"output {comparison.index}: {comparison.message}" for comparison in comparisons if not comparison.passed]
+    return [f"{comparison.label}: {comparison.message}" for comparison in comparisons if not comparison.passed]
 
 
-def _list_expected(command: Command) -> list[Tensor | None]:
-    return read_arguments(list_values(command, GOLDEN_FLAG), Path(command.cwd))
+def _list_expected(command: Command, argv: Sequence[str] = ()) -> list[Tensor | None]:
+    """Return the expected outputs of a command, or only those of some of its arguments."""
+    values = list_values(replace(command, argv=tuple(argv) or command.argv), GOLDEN_FLAG)
+    return read_arguments(values, Path(command.cwd))
 
 
 def _make_output_command(step: Step, expected_tensors: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:

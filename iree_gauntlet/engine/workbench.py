@@ -146,6 +146,18 @@ def open_workbench(
     )
 
 
+def _explain_no_calls(toolchain: Toolchain) -> str:
+    """Return why a toolchain's Python cannot make several calls by its runtime; empty if it can."""
+    if not toolchain.compiler.python:
+        return (
+            "iree-run-module makes one call, and this IREE has no Python bindings that make several: "
+            "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON"
+        )
+    if toolchain.compiler.source != toolchain.runtime.source:
+        return f"several calls are made by the Python bindings of one IREE, but these are two: {toolchain.source}"
+    return ""
+
+
 def make_plan_context(
     workbench: Workbench, run_dir: Path, options: ExecutionRequest = ExecutionRequest()
 ) -> PlanContext:
@@ -174,6 +186,7 @@ def make_plan_context(
         benchmark_module=toolchain.runtime.benchmark_module if toolchain else "iree-benchmark-module",
         python=(toolchain.compiler.python if toolchain else "") or "python",
         import_script=str(Path(iree_side.__file__).with_name("import_onnx.py")),
+        calls_obstacle=_explain_no_calls(toolchain) if toolchain else "",
         own_python=sys.executable,
         reference_script=str(Path(iree_side.__file__).with_name("run_reference.py")),
         onnxruntime=onnxruntime_version(),

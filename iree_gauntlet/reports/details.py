@@ -83,7 +83,7 @@ def format_comparison(output: OutputComparison) -> str:
     for name, actual_count, expected_count in output.special_counts:
         if actual_count or expected_count:
             parts.append(f"{name} {actual_count}, expected {expected_count}")
-    return f"output {output.index}{type_text}: {'; '.join(parts) or ('as expected' if output.passed else 'differs')}"
+    return f"{output.label}{type_text}: {'; '.join(parts) or ('as expected' if output.passed else 'differs')}"
 
 
 def _format_process_line(step: StepOutcome) -> str:
@@ -112,7 +112,7 @@ def list_faults(step: StepOutcome) -> list[str]:
     outputs = [output for output in step.outputs if not output.passed]
     checks = [replace(check, note="") for check in step.checks if check.passed is False]
     start = step.diagnosis.removesuffix("…")
-    is_told = checks or any(f"output {output.index}: {output.message}".startswith(start) for output in outputs)
+    is_told = checks or any(f"{output.label}: {output.message}".startswith(start) for output in outputs)
     is_whole = is_told and without_expectation(step.reason) == step.reason
     return [*(output.summary for output in outputs), *map(format_check, checks)] if is_whole else []
 

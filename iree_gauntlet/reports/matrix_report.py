@@ -350,7 +350,8 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
     match figure:
         case Figure.ERROR:
             worst = cell.figures.largest_error
-            output_index = f" #{worst.index}" if worst else ""
+            call = f"{worst.call}." if worst and worst.call is not None else ""
+            output_index = f" #{call}{worst.index}" if worst else ""
             return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), ERROR_MARGIN.share)}"
         case Figure.TIME:
             prefix = "min " if cell.figures.statistic is Statistic.MIN else ""

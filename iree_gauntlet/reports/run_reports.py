@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 
 
 _RUN_FIELDS = ("run", "suite", "version", "command", "cwd", "started", "state", "resumed")
+# Only outputs of a step that makes several calls have these fields.
+_CALL_FIELDS = ("call", "function")
 _CHAIN_FIELDS = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _STEP_FIELDS = (
     *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
@@ -337,7 +339,9 @@ def _select_all(record: CacheUse | Check | OutputComparison | Origin) -> dict[st
 
 
 def _describe_output(output: OutputComparison) -> dict[str, Any]:
-    return _select_all(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
+    document = _select_all(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
+    left_out = _CALL_FIELDS if output.call is None else ()
+    return {name: value for name, value in document.items() if name not in left_out}
 
 
 def run_document(

@@ -137,20 +137,26 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
         raise NothingSelectedError(
             "the selection has no threshold test to record for", "`list` shows the cases that have one."
         )
-    recordable_cases = [case for case in cases if not find_recording_obstacle(case)]
+    recordable_cases = [case for case in cases if not _find_obstacle(case)]
     for case in cases if recordable_cases else ():
         if case not in recordable_cases:
-            sys.stdout.write(f"{case.origin.file}: skipped: {find_recording_obstacle(case)}\n")
+            sys.stdout.write(f"{case.origin.file}: skipped: {_find_obstacle(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
-    if not recordable_cases and cases[0].origin.file not in specs:
-        # Cases of operator suites and suites of ONNX models have no specs with outputs.
-        raise UsageError(
-            f"{cases[0].origin.file}: {find_recording_obstacle(cases[0])}", "Name models of sharktank or torch specs."
-        )
+    # Cases of operator suites and suites of ONNX models have no specs with outputs.
+    refused = next((case for case in cases if len(case.calls) > 1 or case.origin.file not in specs), None)
+    if not recordable_cases and refused is not None:
+        hint = "Name models of sharktank or torch specs that make one call."
+        raise UsageError(f"{refused.origin.file}: {_find_obstacle(refused)}", hint)
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     cases_with_specs = [(case, specs[case.origin.file]) for case in recordable_cases or cases]
     with reference_workers() as workers:
         yield cases_with_specs, store, workers
+
+
+def _find_obstacle(case: Case) -> str:
+    """Return the reason that no reference can compute a case's outputs; empty if one can."""
+    several = "it makes several calls, and a reference makes one: write the outputs with the model's own framework"
+    return several if len(case.calls) > 1 else find_recording_obstacle(case)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from iree_gauntlet.engine.judging import NUMPY_ADVICE
 from iree_gauntlet.engine.workspace import list_project_suites, select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
+from iree_gauntlet.formatting import list_first
 from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, format_path
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
+# A function of MLIR text that others can call.
+_FUNCTION = re.compile(rb'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@"?([\w.$-]+)', re.MULTILINE)
 # These goldens have keys: SKUs, or targets.
 _KEYED_GOLDENS = ("golden_time_tolerance_multiplier", *SHARKTANK_GOLDENS)
 
@@ -59,6 +62,7 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         yield make_field_problem(
             case.origin.file, "rtol", message, "Give the allowed difference of the outputs, such as 1e-3."
         )
+    yield from _list_missing_functions(case)
     driver, _ = split_device(case.device)
     if driver and driver not in DRIVERS:
         message = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
@@ -73,6 +77,20 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         if tuple(shape) not in shapes:
             message = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
             yield make_field_problem(case.origin.file, "inputs", message, "Use the same sizes in both.")
+
+
+def _list_missing_functions(case: Case) -> Iterator[Problem]:
+    """Report called functions that a program of MLIR text does not have; other programs are not searched."""
+    program = (case.pipeline_modules or case.modules)[-1].program
+    path = Path(get_url_path(program.url))
+    if case.kind is not Kind.QUALITY or path.suffix != ".mlir" or not path.is_file():
+        return
+    functions = sorted({name.decode() for name in _FUNCTION.findall(path.read_bytes())})
+    for call in case.calls:
+        if functions and call.function and call.function not in functions:
+            message = f"{path.name} has no function {call.function!r}{did_you_mean(call.function, functions)}"
+            field = f"{call.field}function" if call.field else "run_function"
+            yield make_field_problem(case.origin.file, field, message, f"Functions: {list_first(functions, 8)}.")
 
 
 def list_unreadable_arrays(case: Case) -> Iterator[Problem]:

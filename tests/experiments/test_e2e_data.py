@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,37 @@ def test_a_spec_may_have_the_values_themselves(project: Project) -> None:
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 1
     assert "3 of 4 values (75 %) differ" in done.out
+
+
+def test_each_call_of_a_spec_is_compared(project: Project) -> None:
+    expected = [{"source": "abs.npy"}]
+    calls = [
+        {"function": "abs", "inputs": [{"source": INPUT}], "outputs": expected},
+        {"function": "abs", "inputs": ["@0.0"], "outputs": expected},
+    ]
+    several: dict[str, Any] = {"run_function": None, "inputs": [], "outputs": []}
+    project.regression(**several, calls=calls)
+    done = project.gauntlet("run", "--stages", "threshold", "--device", "local-sync")
+    assert done.code == 0, done.text
+    assert [output["call"] for output in project.result(_THRESHOLD)["outputs"]] == [0, 1]
+    command = project.result(_THRESHOLD)["command"]
+    assert "run_calls.py --device=local-sync --module=" in command
+    project.regression(**several, calls=[calls[0], calls[1] | {"outputs": [{"value": "4xf32=0.5"}]}])
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 1
+    assert "call 1 (abs), output 0: 4 of 4 differ (100.0 %)" in done.out
+    (failure,) = ET.parse(project.newest / "junit.xml").iter("failure")
+    assert failure.get("message", "").startswith("call 1 (abs), output 0: 4 of 4 values (100 %) differ")
+    (chain,) = json.loads((project.newest / "summary.json").read_text())["chains"]
+    assert (chain["quality"]["call"], chain["quality"]["function"], chain["quality"]["index"]) == (1, "abs", 0)
+    # The command makes the calls by itself.
+    again = project.shell(project.result(_THRESHOLD)["command"])
+    assert (again.code, "[FAILED] call 1 (abs), output 0: not as expected" in again.out) == (1, True)
+    assert "makes several calls, and only a single call can be repeated" in project.gauntlet("explain").out
+    project.regression(**several, calls=[calls[0], calls[1] | {"function": "asb"}])
+    assert "calls[1].function: abs.mlir has no function 'asb'; did you mean 'abs'?" in project.gauntlet("lint").text
+    done = project.gauntlet("golden.record", "--model", "toy")
+    assert (done.code, "makes several calls, and a reference makes one" in done.err) == (2, True)
 
 
 @pytest.mark.usefixtures("settled")

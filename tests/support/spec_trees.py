@@ -118,6 +118,7 @@ def make_context(**changes: Any) -> PlanContext:
         "benchmark_module": "iree-benchmark-module",
         "python": "python",
         "import_script": "import_onnx.py",
+        "calls_obstacle": "",
         "own_python": "python",
         "reference_script": "run_reference.py",
         "onnxruntime": "1.32.0",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU
+from iree_gauntlet.engine.commands import split_calls
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
@@ -134,6 +135,11 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
     if build is None or build.command is None:
         hint = "Run it again with its own compile step: what failed used another chain's module."
         raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
+    if step.command is not None and split_calls(step.command.argv):
+        raise GauntletError(
+            f"{step.chain}: it makes several calls, and only a single call can be repeated and reduced",
+            "Run its command again (the run's report has it), or explain a spec that makes only the failing call.",
+        )
     threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
     command = step.command if step.stage.row.runs_modules else None
     failure = describe_failure(build, command, step.stage, result, threshold.timeout)

@@ -85,7 +85,7 @@ _ABORTING_TYPES = ("i4", "si4", "ui4")
 _MAX_DIRECT_BYTES = 1 << 16
 _MAX_COPIED_MODULE_BYTES = 1 << 18
 # The bindings convert a status to one of these exceptions.
-_RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
+RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM_PATH = Path("/proc/self/statm")
 
@@ -132,7 +132,7 @@ class RunServer:
             verdict, message = "unsupported", _describe_status(error)
         except MemoryError:
             verdict, message = "error", "RESOURCE_EXHAUSTED; no memory is left"
-        except _RUNTIME_ERRORS as error:
+        except RUNTIME_ERRORS as error:
             verdict, message = "error", _describe_status(error)
         return {
             "verdict": verdict,
@@ -169,12 +169,12 @@ class RunServer:
             raise UnsupportedError(f"{len(expected_all)} expected outputs of {len(results)}")
         actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
         verdicts = [
-            _judge(output, reference, request.limits, rule)
+            judge_output(output, reference, request.limits, rule)
             for output, reference in zip(actual, expected_all, strict=False)
         ]
         if len(actual) == len(expected_all) and all(verdicts):
             return []
-        return _describe(actual, verdicts, len(expected_all), request.kept)
+        return describe_outputs(actual, verdicts, len(expected_all), request.kept)
 
     def _load_module(self, path: str) -> Native:
         file = open_file(path)
@@ -220,7 +220,7 @@ class RunServer:
                 resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
             try:
                 device = self._runtime.get_device(uri)
-            except _RUNTIME_ERRORS as error:
+            except RUNTIME_ERRORS as error:
                 self._device_errors[uri] = _describe_status(error)
                 raise UnsupportedError(self._device_errors[uri]) from error
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
@@ -281,7 +281,7 @@ def _find_function(module: Native, name: str) -> Native:
     return function
 
 
-def _judge(
+def judge_output(
     actual_value: ArgumentValue,
     expected_value: ArgumentValue | None,
     limits: dict[str, list[float]],
@@ -313,7 +313,7 @@ def _judge(
     return is_passing
 
 
-def _describe(
+def describe_outputs(
     actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected_count: int, paths: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Describe the outputs of a failing case, including missing ones; save the existing outputs to files."""

@@ -1,0 +1,83 @@
+"""Specs of sharktank's regression tests with several calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.dialects.load import list_urls
+from iree_gauntlet.stages import Stage
+from tests.support.spec_trees import CPU, find_argv, find_step, list_tree_problems, load, plan, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = {"mlir": "https://h/m.mlir", "real_weights": "https://h/w.irpa", "device": "local-task", "compiler_flags": []}
+NAME = "regression_tests/m/s_cpu.json"
+INIT = {"function": "init", "inputs": [{"value": "i32=0"}], "outputs": [{"value": "4xf32=0"}]}
+ID = "m/s@cpu:threshold"
+
+
+def make_spec(*calls: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**SPEC, "calls": [*calls], **changes}
+
+
+def test_several_calls_are_one_command_of_the_bindings(tmp_path: Path) -> None:
+    step = {"inputs": ["@0.0", {"source": "https://h/x.npy"}], "changes": ["@0.0"]}
+    write_tree(tmp_path, {NAME: make_spec(INIT, step, threshold_args=["--expected_f32_threshold=0.1"])})
+    cases = load(tmp_path, CPU)
+    made = plan(cases, (Stage.THRESHOLD,))
+    folder = "/run/steps/m/s.cpu"
+    python, worker, *words = find_argv(made, ID)
+    assert (python, worker.rpartition("/")[2]) == ("python", "run_calls.py")
+    assert words == [
+        *("--device=local-task", f"--module={folder}/compile/module.vmfb"),
+        *("--parameters=model=/cache/h/w.irpa", "--expected_f32_threshold=0.1", f"--outputs={folder}/threshold"),
+        *("--call=init", "--input=i32=0", "--expected_output=4xf32=0"),
+        *("--call=", "--input_from=0.0", "--input=@/cache/h/x.npy", "--changes=0.0"),
+    ]
+    assert ("calls[1].inputs[1].source", "https://h/x.npy") in list(list_urls(cases.cases[0]))
+    blocked = find_step(plan(cases, (Stage.THRESHOLD,), calls_obstacle="no bindings"), ID)
+    assert blocked.blocked == "no bindings"
+
+
+def test_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
+    whole = {**SPEC, "run_function": "init", "inputs": INIT["inputs"], "outputs": INIT["outputs"]}
+    commands = []
+    for content in (make_spec(INIT), whole):
+        write_tree(tmp_path, {NAME: content})
+        commands.append(find_argv(plan(load(tmp_path, CPU), (Stage.THRESHOLD,)), ID))
+    assert commands[0] == commands[1]
+    assert commands[0][0] == "iree-run-module"
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "message"),
+    [
+        (make_spec({"inputs": ["@5.0"]}), "calls[0].inputs[0]", "output of call 5, which is not before call 0"),
+        (
+            make_spec(INIT, {"inputs": ["@1.0"]}),
+            "calls[1].inputs[0]",
+            "is not before call 1 (earlier calls: only call 0)",
+        ),
+        (make_spec(INIT, {"inputs": ["@0.1"]}), "calls[1].inputs[0]", "call 0, which has 1 expected outputs"),
+        (make_spec(INIT, INIT, {"changes": ["@3.0"]}), "calls[2].changes[0]", "(earlier calls: 0 to 1)"),
+        (make_spec({"inputs": ["0.1"]}), "calls[0].inputs[0]", "expected an output of an earlier call such as @0.1"),
+        (make_spec({"inputs": [{"value": "4xf3=1"}]}), "calls[0].inputs[0].value", "expected values such as"),
+        (make_spec({"input": []}), "calls[0].input", "did you mean 'inputs'?"),
+        (make_spec(INIT, run_function="init"), "calls", "is given with run_function"),
+        (make_spec(INIT, outputs=[{"value": "i32=1"}]), "calls", "is given with outputs"),
+    ],
+)
+def test_wrong_calls(content: dict[str, Any], field: str, message: str, tmp_path: Path) -> None:
+    (problem,) = list_tree_problems(tmp_path, content)
+    assert problem.field == field
+    assert problem.line > 0
+    assert message in problem.message
+
+
+@pytest.mark.parametrize("fields", [{"function_run": "step", "inputs": [], "device": "local-task"}, {}])
+def test_a_benchmark_makes_calls_of_one_function(fields: dict[str, Any], tmp_path: Path) -> None:
+    (problem,) = list_tree_problems(tmp_path, {**fields, "calls": [INIT]}, "benchmarks/m/s_cpu.json")
+    assert (problem.field, problem.message.partition(":")[0]) == ("calls", "is not possible in a benchmark")
