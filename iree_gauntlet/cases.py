@@ -262,15 +262,15 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An input or expected output: `value`, `@file`, or `value=@file`; or an output of an earlier call.
+    """An input or expected output: `value`, `@file`, or `value=@file`; or a value of an earlier call.
 
     Attributes:
-        output_of: the numbers of an earlier call and of its output, such as `0.1`; empty for other arguments.
+        value_of: an earlier call and its output or input, such as `0.1` or `0.input1`; empty for other arguments.
     """
 
     value: str = ""
     url: str = ""
-    output_of: str = ""
+    value_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

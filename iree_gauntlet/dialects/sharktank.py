@@ -301,7 +301,7 @@ def _read_arguments(reader: SpecReader, path: Sequence[str | int], blobs: Sequen
     arguments: list[Argument] = []
     for index, blob in enumerate(blobs):
         if isinstance(blob, str):
-            arguments.append(Argument(output_of=blob.removeprefix("@")))
+            arguments.append(Argument(value_of=blob.removeprefix("@")))
         else:
             url = reader.resolve_url([*path, index, "source"], blob.source) if blob.source else ""
             arguments.append(Argument(blob.value or "", url))

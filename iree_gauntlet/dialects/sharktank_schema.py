@@ -112,12 +112,21 @@ class Blob(StrictDocument):
         return self
 
 
-_CALL_OUTPUT = re.compile(r"@\d+\.\d+")
 _CallOutput = Annotated[
-    str, expect("an output of an earlier call such as @0.1, which is output 1 of call 0", _CALL_OUTPUT.fullmatch)
+    str,
+    expect(
+        "an output of an earlier call such as @0.1, which is output 1 of call 0", re.compile(r"@\d+\.\d+").fullmatch
+    ),
+]
+_CallValue = Annotated[
+    str,
+    expect(
+        "a value of an earlier call such as @0.1, which is output 1 of call 0, or @0.input1",
+        re.compile(r"@\d+\.(?:input)?\d+").fullmatch,
+    ),
 ]
 _CallInput = Annotated[
-    Annotated[_CallOutput, Tag(f"{BRANCH}text")] | Annotated[Blob, Tag(f"{BRANCH}object")],
+    Annotated[_CallValue, Tag(f"{BRANCH}text")] | Annotated[Blob, Tag(f"{BRANCH}object")],
     Discriminator(lambda value: f"{BRANCH}text" if isinstance(value, str) else f"{BRANCH}object"),
 ]
 
@@ -127,7 +136,8 @@ class RegressionCall(StrictDocument):
 
     function: Text | None = about(None, "Function to call; optional if a module exports only one.")
     inputs: list[_CallInput] = Field(
-        default_factory=list, description="Arguments of the function, in order; @0.1 is output 1 of call 0."
+        default_factory=list,
+        description="Arguments of the function, in order; @0.1 is output 1 of call 0, @0.input1 input 1.",
     )
     outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
     changes: list[_CallOutput] = Field(
@@ -216,20 +226,24 @@ class RegressionV2(_Regression, WithTargets):
         for number, call in enumerate(self.calls):
             for name, sources in (("inputs", call.inputs), ("changes", call.changes)):
                 for index, text in enumerate(sources):
-                    if isinstance(text, str) and (message := self._explain_no_output(text, number)):
+                    if isinstance(text, str) and (message := self._explain_no_value(text, number)):
                         error = FieldError("calls", message)
                         error.path += [number, name, index]
                         raise error
         return self
 
-    def _explain_no_output(self, text: str, number: int) -> str:
-        """Return why a text names no output of a call before a call with a number; empty if it may name one."""
-        call, output = map(int, text.removeprefix("@").split("."))
+    def _explain_no_value(self, text: str, number: int) -> str:
+        """Return why a text names no value of a call before a call with a number; empty if it may name one."""
+        call_text, _, place = text.removeprefix("@").partition(".")
+        call, index = int(call_text), int(place.removeprefix("input"))
         if call >= number:
             earlier = f"0 to {number - 1}" if number > 1 else "only call 0" if number else "none"
-            return f"{text} is an output of call {call}, which is not before call {number} (earlier calls: {earlier})"
+            return f"{text} is of call {call}, which is not before call {number} (earlier calls: {earlier})"
+        if place.startswith("input"):
+            count = len(self.calls[call].inputs)
+            return f"{text}: call {call} has {count} inputs" * (index >= count)
         count = len(self.calls[call].outputs)
-        return f"{text} is output {output} of call {call}, which has {count} expected outputs" * (0 < count <= output)
+        return f"{text}: call {call} has {count} expected outputs" * (0 < count <= index)
 
 
 class Goldens(StrictDocument):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # The reference step's archive is unpacked into the threshold step's folder. Its `arguments.txt` is a flagfile with the
 # inputs, and with onnxruntime's outputs as expected outputs.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
-# Flags of `workers/iree_side/run_calls.py`: the beginning of a call, and an output of an earlier call as an input.
+# Flags of `workers/iree_side/run_calls.py`: the beginning of a call, and a value of an earlier call as an input.
 _CALL_FLAG, _INPUT_FROM_FLAG = "--call=", "--input_from="
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
@@ -202,8 +202,8 @@ def make_threshold_argv(
 def _list_call_flags(call: Call, paths: StepPaths) -> tuple[list[str], list[str]]:
     """Return the flags of a call's inputs, and of its expected outputs."""
     inputs = [
-        _INPUT_FROM_FLAG + argument.output_of
-        if argument.output_of
+        _INPUT_FROM_FLAG + argument.value_of
+        if argument.value_of
         else f"--input={format_argument(argument, paths.artifact)}"
         for argument in call.inputs
     ]

@@ -24,7 +24,7 @@ def make_spec(*calls: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_several_calls_are_one_command_of_the_bindings(tmp_path: Path) -> None:
-    step = {"inputs": ["@0.0", {"source": "https://h/x.npy"}], "changes": ["@0.0"]}
+    step = {"inputs": ["@0.0", "@0.input0", {"source": "https://h/x.npy"}], "changes": ["@0.0"]}
     write_tree(tmp_path, {NAME: make_spec(INIT, step, threshold_args=["--expected_f32_threshold=0.1"])})
     cases = load(tmp_path, CPU)
     made = plan(cases, (Stage.THRESHOLD,))
@@ -35,9 +35,9 @@ def test_several_calls_are_one_command_of_the_bindings(tmp_path: Path) -> None:
         *("--device=local-task", f"--module={folder}/compile/module.vmfb"),
         *("--parameters=model=/cache/h/w.irpa", "--expected_f32_threshold=0.1", f"--outputs={folder}/threshold"),
         *("--call=init", "--input=i32=0", "--expected_output=4xf32=0"),
-        *("--call=", "--input_from=0.0", "--input=@/cache/h/x.npy", "--changes=0.0"),
+        *("--call=", "--input_from=0.0", "--input_from=0.input0", "--input=@/cache/h/x.npy", "--changes=0.0"),
     ]
-    assert ("calls[1].inputs[1].source", "https://h/x.npy") in list(list_urls(cases.cases[0]))
+    assert ("calls[1].inputs[2].source", "https://h/x.npy") in list(list_urls(cases.cases[0]))
     blocked = find_step(plan(cases, (Stage.THRESHOLD,), calls_obstacle="no bindings"), ID)
     assert blocked.blocked == "no bindings"
 
@@ -55,15 +55,17 @@ def test_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "field", "message"),
     [
-        (make_spec({"inputs": ["@5.0"]}), "calls[0].inputs[0]", "output of call 5, which is not before call 0"),
+        (make_spec({"inputs": ["@5.0"]}), "calls[0].inputs[0]", "@5.0 is of call 5, which is not before call 0"),
         (
             make_spec(INIT, {"inputs": ["@1.0"]}),
             "calls[1].inputs[0]",
             "is not before call 1 (earlier calls: only call 0)",
         ),
-        (make_spec(INIT, {"inputs": ["@0.1"]}), "calls[1].inputs[0]", "call 0, which has 1 expected outputs"),
+        (make_spec(INIT, {"inputs": ["@0.1"]}), "calls[1].inputs[0]", "@0.1: call 0 has 1 expected outputs"),
+        (make_spec(INIT, {"inputs": ["@0.input1"]}), "calls[1].inputs[0]", "@0.input1: call 0 has 1 inputs"),
+        (make_spec(INIT, {"changes": ["@0.input0"]}), "calls[1].changes[0]", "expected an output of an earlier call"),
         (make_spec(INIT, INIT, {"changes": ["@3.0"]}), "calls[2].changes[0]", "(earlier calls: 0 to 1)"),
-        (make_spec({"inputs": ["0.1"]}), "calls[0].inputs[0]", "expected an output of an earlier call such as @0.1"),
+        (make_spec({"inputs": ["0.1"]}), "calls[0].inputs[0]", "expected a value of an earlier call such as @0.1"),
         (make_spec({"inputs": [{"value": "4xf3=1"}]}), "calls[0].inputs[0].value", "expected values such as"),
         (make_spec({"input": []}), "calls[0].input", "did you mean 'inputs'?"),
         (make_spec(INIT, run_function="init"), "calls", "is given with run_function"),

@@ -8,7 +8,7 @@
 `iree-run-module`, with these flags in addition:
 
     --call=FUNCTION       begins a call, to which the following flags belong; without a name: the only function
-    --input_from=0.1      the input is output 1 of call 0, the same buffer
+    --input_from=0.1      the input is output 1 of call 0, the same buffer; 0.input1 is input 1 of call 0
     --changes=0.1         the call may change output 1 of call 0 in place; all other earlier outputs must stay
     --outputs=FOLDER      keep all outputs there, and write `calls.jsonl`: a line of JSON for each call that has ended
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType
 
 import numpy as np
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 _RECORD_FILE = "calls.jsonl"
-_REFERENCE = re.compile(r"(\d+)\.(\d+)")
+_REFERENCE = re.compile(r"\d+\.(?:input)?\d+")
 # The end of a number as in C, `1.0f`.
 _FLOAT_SUFFIX = re.compile(r"(?<=[\d.])[fF]\Z")
 # Flags before the first call that the runtime does not parse itself, besides tolerances.
@@ -65,14 +65,14 @@ _TOLERANCES = {
     "--equality_mode": "approximate",
 }
 
-# The numbers of a call and of one of its outputs.
-_Reference = tuple[int, int]
+# The numbers of a call and of one of its outputs: `0.1`; or of one of its inputs: `0.input1`.
+_Reference = NewType("_Reference", str)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     function: str
-    inputs: list[str | _Reference]
+    inputs: list[tuple[str, _Reference | None]]
     expected: list[str]
     changes: list[_Reference]
 
@@ -121,9 +121,9 @@ def _parse_call(words: Sequence[str]) -> _Call:
         flag, _, value = word.partition("=")
         match flag:
             case "--input":
-                call.inputs.append(value)
+                call.inputs.append((value, None))
             case "--input_from":
-                call.inputs.append(_parse_reference(word, value))
+                call.inputs.append(("", _parse_reference(word, value)))
             case "--expected_output":
                 call.expected.append(value)
             case "--changes":
@@ -134,14 +134,18 @@ def _parse_call(words: Sequence[str]) -> _Call:
 
 
 def _parse_reference(word: str, text: str) -> _Reference:
-    match = _REFERENCE.fullmatch(text)
-    if match is None:
+    if not _REFERENCE.fullmatch(text):
         raise UnsupportedError(f"{word}: expected the numbers of a call and of its output, such as 0.1")
-    return int(match[1]), int(match[2])
+    return _Reference(text)
+
+
+def _name_output(call: int, index: int) -> _Reference:
+    """Return the reference to an output of a call."""
+    return _Reference(f"{call}.{index}")
 
 
 class _Instance:
-    """Modules that are loaded on a device, with the outputs of all calls so far: on the device, and as they were."""
+    """Modules that are loaded on a device, with inputs and outputs of all calls so far, and the outputs' values."""
 
     def __init__(self, plan: _Plan) -> None:
         from iree import runtime  # noqa: PLC0415 - a Python without the runtime shall say so in one line
@@ -149,7 +153,7 @@ class _Instance:
         self._runtime = runtime
         # Objects are destroyed in the order of their attributes; the device must be the last.
         self._views: dict[_Reference, View] = {}
-        self._values: dict[_Reference, ArgumentValue] = {}
+        self._values: dict[tuple[int, int], ArgumentValue] = {}
         if plan.runtime_flags:
             runtime.flags.parse_flags(*plan.runtime_flags)
         device = runtime.get_driver(plan.device).create_device_by_uri(plan.device, plan.allocators or None)
@@ -182,17 +186,17 @@ class _Instance:
             raise RuntimeError(f"no function `{name}` exported by module `{self._module.name}`")
         return function
 
-    def make_call(self, number: int, function: Native, inputs: Sequence[str | _Reference]) -> list[ArgumentValue]:
+    def make_call(
+        self, number: int, function: Native, inputs: Sequence[tuple[str, _Reference | None]]
+    ) -> list[ArgumentValue]:
         """Make a call; return the values of its outputs after its end."""
         runtime = self._runtime
         arguments, results = runtime.VmVariantList(len(inputs)), runtime.VmVariantList(1)
-        for source in inputs:
-            if isinstance(source, str):
-                view = self._push(source)
-            elif source in self._views:
-                view = self._views[source]
-            else:
-                raise UnsupportedError(f"call {source[0]} has no output {source[1]}")
+        for index, (text, reference) in enumerate(inputs):
+            if reference is not None and reference not in self._views:
+                raise UnsupportedError(f"no earlier call has the input or output {reference}")
+            view = self._push(text) if reference is None else self._views[reference]
+            self._views[_Reference(f"{number}.input{index}")] = view
             arguments.push_ref(view)
         self._context.invoke(function, arguments, results)
         for index in range(len(results)):
@@ -200,17 +204,17 @@ class _Instance:
                 view = results.get_as_object(index, runtime.HalBufferView)
             except ValueError as error:
                 raise UnsupportedError(f"output {index} is no tensor") from error
-            self._views[number, index], self._values[number, index] = view, self._read(view)
+            self._views[_name_output(number, index)], self._values[number, index] = view, self._read(view)
         return [self._values[number, index] for index in range(len(results))]
 
-    def find_changed(self, number: int) -> Iterator[_Reference]:
-        """Yield the outputs of calls before one with this number that have changed since they were read last."""
-        for reference, view in self._views.items():
-            if reference[0] < number:
-                value = self._read(view)
-                if value.contents != self._values[reference].contents:
-                    self._values[reference] = value
-                    yield reference
+    def find_changed(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield (call, output) of calls before one with this number that have changed since they were read last."""
+        for (call, index), old_value in self._values.items():
+            if call < number:
+                value = self._read(self._views[_name_output(call, index)])
+                if value.contents != old_value.contents:
+                    self._values[call, index] = value
+                    yield call, index
 
     def _push(self, text: str) -> View:
         value = read_value(text, "")
@@ -234,7 +238,8 @@ class _Instance:
         contents = b""
         if count:
             memory = copy_to_host(self._runtime, self._device, self._device.allocator, view.get_buffer())
-            contents = bytes(memoryview(memory.map())[:count])
+            # The bindings of 3.8 cannot make a memoryview of it.
+            contents = memory.map().asarray((count,), np.dtype("u1")).tobytes()
         return ArgumentValue(shape, element_type, contents)
 
 
@@ -253,7 +258,7 @@ def _make_calls(plan: _Plan) -> int:
         name = f"call {number} ({function.name})"
         print(f"EXEC @{function.name} (call {number})", flush=True)
         actual = instance.make_call(number, function, call.inputs)
-        changed = [reference for reference in instance.find_changed(number) if reference not in call.changes]
+        changed = [place for place in instance.find_changed(number) if _name_output(*place) not in call.changes]
         expected = [read_value(text, "") for text in call.expected]
         verdicts = []
         for index, (value, reference) in enumerate(zip(actual, expected, strict=False)):
