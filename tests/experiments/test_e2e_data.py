@@ -69,6 +69,8 @@ def test_each_call_of_a_spec_is_compared(project: Project) -> None:
     again = project.shell(project.result(_THRESHOLD)["command"])
     assert (again.code, "[FAILED] call 1 (abs), output 0: not as expected" in again.out) == (1, True)
     assert "makes several calls, and only a single call can be repeated" in project.gauntlet("explain").out
+    done = project.gauntlet("run", "--stages", "threshold", python="")
+    assert (done.code, "this IREE has no Python bindings that make several" in done.text) == (3, True)
     project.regression(**several, calls=[calls[0], calls[1] | {"function": "asb"}])
     assert "calls[1].function: abs.mlir has no function 'asb'; did you mean 'abs'?" in project.gauntlet("lint").text
     done = project.gauntlet("golden.record", "--model", "toy")

@@ -241,6 +241,14 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     ],
     "regression": [
         {
+            "mlir": "a.mlir",
+            "device": "local-task",
+            "calls": [
+                {"function": "init", "inputs": [{"value": "4xf32"}], "outputs": [{"source": "y.npy"}]},
+                {"inputs": ["@0.0", "@0.input0"], "changes": ["@0.0"]},
+            ],
+        },
+        {
             "mlir": "a.onnx",
             "onnx_import": {"opset": 17, "shapes": {"x": [1, 2]}},
             "inputs": [{"source": "x.bin", "value": "1xf32"}],

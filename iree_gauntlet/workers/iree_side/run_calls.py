@@ -10,7 +10,7 @@
     --call=FUNCTION       begins a call, to which the following flags belong; without a name: the only function
     --input_from=0.1      the input is output 1 of call 0, the same buffer; 0.input1 is input 1 of call 0
     --changes=0.1         the call may change output 1 of call 0 in place; all other earlier outputs must stay
-    --outputs=FOLDER      keep all outputs there, and write `calls.jsonl`: a line of JSON for each call that has ended
+    --outputs=FOLDER      keep compared outputs there, and `calls.jsonl`, which has a line for each call that has ended
 
 Before a call, its number and function are printed (`EXEC @step (call 1)`), so that a crash can be told from the output.
 Exit codes: 0 as expected, 1 not as expected or an error of IREE, 2 arguments that cannot be used.
@@ -274,7 +274,8 @@ def _make_calls(plan: _Plan) -> int:
         for earlier, index in changed:
             report_failure(f"{name} changed output {index} of call {earlier}")
         for folder in map(Path, plan.outputs):
-            paths = [str(folder / f"call_{number}_output_{index}") for index in range(len(actual))]
+            # Outputs that nothing is expected of are not kept.
+            paths = [str(folder / f"call_{number}_output_{index}") for index in range(len(verdicts))]
             outputs = describe_outputs(actual, verdicts, len(expected), paths)
             record = {"function": function.name, "outputs": outputs, "changed": changed}
             with (folder / _RECORD_FILE).open("a" if number else "w", encoding="utf-8") as file:
