@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import shutil
 import sys
 import time
@@ -22,8 +21,14 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.messages import report_progress
-from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.system.github_api import (
+    PAGE_SIZE,
+    TOKEN_VARIABLES,
+    CiArtifact,
+    find_github_token,
+    make_github_headers,
+)
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_bindings, find_built_compiler, find_built_runtime
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import (
@@ -59,32 +64,17 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.source_builds import UsageRegistry
 
 
-# The token is in the first of these variables that is set.
-_TOKEN_VARIABLES = ("GITHUB_TOKEN", "GH_TOKEN")
 _WORKFLOW = "pkgci.yml"
-_PAGE_SIZE = 100
 _REQUEST_SECONDS = 60.0
 _NEWS_SECONDS = 10.0
 _BLOCK_BYTES = 1 << 20
 _NO_ACCESS_CODES = (401, 403, 429)
-_SHA256_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
 _VERSION_KINDS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
 # The subfolders of a folder of toolchains.
 _SUBFOLDERS = ("envs", "builds", "work")
 # The number of digits of a commit's hash in the name of its environment.
 _COMMIT_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class _CiArtifact(Recorded):
-    """GitHub's description of an artifact of a CI run of IREE."""
-
-    id: int
-    name: str
-    size_in_bytes: int = 0
-    expired: bool = False
-    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +107,14 @@ class CommitPackages:
             raise ToolchainError(message, "Try again.") from error
         archive.unlink()
 
-    def _find_artifact(self, commit: str) -> _CiArtifact:
+    def _find_artifact(self, commit: str) -> CiArtifact:
         """Find the artifact with the packages for this platform in the newest CI run that has one."""
         name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
         runs = list(self._list_pages(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
         has_expired, other_names = False, set()
         for run in runs:
             for entry in self._list_pages(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
-                artifact = _CiArtifact.from_dict(entry)
+                artifact = CiArtifact.from_dict(entry)
                 if artifact.name == name and not artifact.expired:
                     return artifact
                 has_expired = has_expired or artifact.name == name
@@ -143,7 +133,7 @@ class CommitPackages:
         separator = "&" if "?" in path else "?"
         page, count = 1, 0
         while True:
-            document = self._fetch_json(f"{path}{separator}per_page={_PAGE_SIZE}&page={page}", commit)
+            document = self._fetch_json(f"{path}{separator}per_page={PAGE_SIZE}&page={page}", commit)
             yield from document[key]
             count += len(document[key])
             if not document[key] or count >= document.get("total_count", 0):
@@ -157,7 +147,7 @@ class CommitPackages:
         except ValueError as error:
             raise ToolchainError(f"{self.api}/{path} does not answer with JSON", "Is that GitHub's API?") from error
 
-    def _download(self, artifact: _CiArtifact, path: Path, commit: str) -> None:
+    def _download(self, artifact: CiArtifact, path: Path, commit: str) -> None:
         response = self._request(f"{self.api}/actions/artifacts/{artifact.id}/zip", commit, stream=True)
         digest, size, last_report = hashlib.sha256(), 0, time.monotonic()
         try:
@@ -172,20 +162,16 @@ class CommitPackages:
         except OSError as error:  # All of requests' errors are OSErrors.
             message = f"the packages of commit {commit[:12]} were truncated after {format_bytes(size)}: {error}"
             raise ToolchainError(message, "Try again.") from error
-        digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
-        if digest_match and digest.hexdigest() != digest_match[1]:
+        if artifact.sha256 and digest.hexdigest() != artifact.sha256:
             message = f"the packages of commit {commit[:12]} differ from what GitHub reports"
-            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, got {digest.hexdigest()}.")
+            raise ToolchainError(message, f"Try again. Expected sha256 {artifact.sha256}, got {digest.hexdigest()}.")
 
     def _request(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
         import requests  # noqa: PLC0415 - a plan needs none
 
-        token = next((self.environ[name] for name in _TOKEN_VARIABLES if self.environ.get(name)), "")
-        headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        # requests drops this header if GitHub redirects to another host.
-        headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        token = find_github_token(self.environ)
         try:
-            response = requests.get(url, headers=headers, timeout=_REQUEST_SECONDS, stream=stream)
+            response = requests.get(url, headers=make_github_headers(token), timeout=_REQUEST_SECONDS, stream=stream)
         except requests.RequestException as error:
             raise ToolchainError(
                 f"GitHub does not answer: {type(error).__name__} at {url}", _make_build_hint(commit)
@@ -193,13 +179,13 @@ class CommitPackages:
         if response.ok:
             return response
         if response.status_code in _NO_ACCESS_CODES and (limit := _describe_rate_limit(response.headers)):
-            token_hint = "" if token else f" A token in ${_TOKEN_VARIABLES[0]} raises the limit."
+            token_hint = "" if token else f" A token in ${TOKEN_VARIABLES[0]} raises the limit."
             raise ToolchainError(f"GitHub refuses further requests {limit}", f"{_make_build_hint(commit)}{token_hint}")
         if response.status_code in _NO_ACCESS_CODES:
             message = f"GitHub requires a token that can read actions (status {response.status_code})"
             if token:
                 message = f"the token cannot read GitHub's actions (status {response.status_code})"
-            hint = f"Set ${_TOKEN_VARIABLES[0]}, e.g. to the output of `gh auth token`. {_make_build_hint(commit)}"
+            hint = f"Set ${TOKEN_VARIABLES[0]}, e.g. to the output of `gh auth token`. {_make_build_hint(commit)}"
             raise ToolchainError(message, hint)
         if response.status_code in (404, 422):
             raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Check its spelling.")
