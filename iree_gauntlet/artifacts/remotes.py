@@ -8,6 +8,7 @@ import re
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -71,6 +72,8 @@ _SIGNATURE_DURATION = timedelta(hours=1)
 _STATUS_TEXT = re.compile(r"status code: (\d{3})")
 _SYSTEM_MESSAGE = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
 _RANGE_NOT_SATISFIABLE = 416
+# The wait if a rate limit's end cannot be read.
+_RATE_LIMIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class _Headers:
     content_length: str
     content_md5: str
     content_range: str
+    date: str
     digest: str
     etag: str
     last_modified: str
@@ -92,6 +96,8 @@ class _Headers:
     x_goog_hash: str
     x_linked_etag: str
     x_ms_blob_content_md5: str
+    x_ratelimit_remaining: str
+    x_ratelimit_reset: str
 
     @classmethod
     def of(cls, response: requests.Response) -> _Headers:
@@ -234,8 +240,9 @@ class HttpRemote:
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise SourceChangeError(reason)
-        if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _parse_retry_after(_Headers.of(response).retry_after))
+        wait = _find_wait(_Headers.of(response))
+        if status in TRANSIENT_STATUSES or (status == requests.codes.forbidden and wait is not None):
+            raise TransientError(reason, wait)
         message = f"{reason}: {self.url}"
         if status in _MISSING_STATUSES:
             raise MissingError(self.url, message, self.missing_hint)
@@ -300,6 +307,18 @@ def _parse_retry_after(value: str) -> float | None:
         return Retry().parse_retry_after(value) if value else None
     except (InvalidHeader, ValueError, OverflowError):
         return None
+
+
+def _find_wait(headers: _Headers) -> float | None:
+    """Return the seconds that a server asks to wait: by Retry-After, or until GitHub's rate limit is reset."""
+    wait = _parse_retry_after(headers.retry_after)
+    if wait is not None or headers.x_ratelimit_remaining != "0":
+        return wait
+    try:
+        # The reset is a time of the server's clock, and so is the date.
+        return max(0.0, int(headers.x_ratelimit_reset) - parsedate_to_datetime(headers.date).timestamp()) + 1.0
+    except (ValueError, TypeError, OverflowError):
+        return _RATE_LIMIT_SECONDS
 
 
 def _find_cause(error: BaseException) -> str:
