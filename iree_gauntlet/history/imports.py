@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.history.extract import make_iree_version
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.records.run_before import RunSummary
 from iree_gauntlet.settings import read_file
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,42 +38,66 @@ _COLUMNS = {
         "size_bytes": ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)"),
     },
 }
+# The verdicts of tests by the element that tells them.
+_JUNIT_VERDICTS = {"failure": "failed", "error": "error", "skipped": "skipped"}
+_SUPPORTED = (
+    "Supported are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of github-action-benchmark, "
+    "results of asv, JUnit, and summary.json of a run."
+)
 _MORE_IS_BETTER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportFacts:
-    """Facts that another tool's file may lack: a date (ISO 8601), IREE's commit, the machine's CPU, a device's SKU."""
+    """Facts that another tool's file may lack: a date (ISO 8601), IREE's commit, the machine's CPU, a device's SKU.
+
+    `run` precedes a file's name in the name of its run.
+    """
 
     date: str = ""
     commit: str = ""
     machine: str = ""
     sku: str = ""
+    run: str = ""
+
+
+class UnknownFormatError(GauntletError):
+    """A file of none of the formats."""
+
+
+class _NoFormatError(ValueError):
+    """A document that is not in any of the formats."""
 
 
 def import_figures(file: Path, facts: ImportFacts) -> tuple[HistoryRun, ...]:
-    """Read the runs of another tool's file.
+    """Read the runs of another tool's file; errors as in `parse_figures`, or GauntletError if it cannot be read."""
+    try:
+        return parse_figures(file, read_file(file), facts)
+    except OSError as error:
+        raise GauntletError(f"{file} cannot be imported: {error.strerror}", _SUPPORTED) from error
+
+
+def parse_figures(file: Path, text: bytes, facts: ImportFacts) -> tuple[HistoryRun, ...]:
+    """Read the runs in the content of another tool's file, of which only the name is used.
 
     The formats are iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`,
-    and a file of asv's results; `facts` are used for facts that the file lacks.
+    a file of asv's results, JUnit, and a run's `summary.json`; `facts` are used for facts that the file lacks.
 
     Raises:
         UsageError: neither the file nor `facts` has the date.
-        GauntletError: the file has none of these formats, or cannot be read.
+        UnknownFormatError: the file has none of these formats.
+        GauntletError: the file is damaged.
     """
     try:
-        text = read_file(file)
+        if text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<"):
+            return tuple(_read_junit(file, text, facts))
         script = _DATA_JS.match(text)
         document = read_json(script[1] if script else text)
         return tuple(_read_document(file, document, facts))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        message = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
-        reason = error.strerror if isinstance(error, OSError) else message
-        raise GauntletError(
-            f"{file} cannot be imported: {reason}",
-            "Supported are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "
-            "github-action-benchmark, and results of asv.",
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, ET.ParseError) as error:
+        reason = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
+        kind = UnknownFormatError if isinstance(error, _NoFormatError) else GauntletError
+        raise kind(f"{file} cannot be imported: {reason}", _SUPPORTED) from error
 
 
 def _read_document(file: Path, document: Any, facts: ImportFacts) -> Iterable[HistoryRun]:
@@ -82,9 +113,74 @@ def _read_document(file: Path, document: Any, facts: ImportFacts) -> Iterable[Hi
             return ()
         case dict() if document and set(document) <= {"quality", *_COLUMNS}:
             return _read_job_summary(file, document, facts)
+        case {"schema": 1, "chains": list(), "toolchain": _}:
+            return _read_summary(document)
         case dict():
-            raise ValueError(f"its fields are {', '.join(list(document)[:5]) or 'none'}")
-    raise ValueError("expected an object")
+            raise _NoFormatError(f"its fields are {', '.join(list(document)[:5]) or 'none'}")
+    raise _NoFormatError("expected an object")
+
+
+def _read_summary(document: Mapping[str, Any]) -> Iterable[HistoryRun]:
+    """Read a run's own summary, which has fewer figures than its journal, and no flags."""
+    summary = RunSummary.from_dict(document)
+    cases = []
+    for chain in summary.chains:
+        rounds = tuple(time for step in chain.steps for time in step.real_time_ms)
+        disturbed = any(step.statistics.get("disturbed") for step in chain.steps if step.real_time_ms)
+        # The time of a program with wrong numbers is not the time of the model.
+        wrong = any(Stage(step.stage).row.checks_numbers and Verdict(step.verdict).blocks for step in chain.steps)
+        figures = []
+        for figure, entry in chain.figures.items():
+            is_time, view = figure is Figure.TIME, figure.row.history
+            value = entry.mean if is_time else entry.measured
+            partial = figure is Figure.CALL_INSTRUCTIONS and Figure.DISPATCH_INSTRUCTIONS in chain.figures
+            if view is None or value is None or partial or (is_time and wrong):
+                continue
+            limits = entry.golden, entry.limit, view.more_is_better
+            plain = HistoryFigure(view.name, value, "", (), False, *limits)
+            timed = replace(plain, statistic=Statistic.MEAN, rounds=rounds, disturbed=disturbed)
+            figures.append(timed if is_time else plain)
+        device = next((step.device for step in chain.steps if step.device), "")
+        names = chain.model, chain.submodel, chain.target, chain.sku, device
+        cases.append(HistoryCase(*names, verdict=chain.verdict, figures=tuple(figures)))
+    yield HistoryRun(
+        run=summary.run,
+        time=summary.started,
+        cases=tuple(cases),
+        iree=make_iree_version(summary.toolchain),
+        machine=HistoryMachine.of(summary.machine),
+        suite=summary.suite,
+        command=summary.command,
+        state=summary.state,
+        exit_code=summary.exit_code,
+        source=f"gauntlet {summary.version}",
+    )
+
+
+class _SafeBuilder(ET.TreeBuilder):
+    """A builder that refuses entities, which may unfold to any size."""
+
+    def doctype(self, name: str, pubid: str, system: str) -> None:
+        """Refuse a document type."""
+        del pubid, system
+        raise ValueError(f"its document type {name[:20]!r} is not read")
+
+
+def _read_junit(file: Path, text: bytes, facts: ImportFacts) -> Iterable[HistoryRun]:
+    root = ET.fromstring(text, ET.XMLParser(target=_SafeBuilder()))  # noqa: S314 - see the builder
+    if root.tag not in ("testsuites", "testsuite"):
+        raise _NoFormatError(f"its root is {root.tag[:40]!r}")
+    cases, date = [], ""
+    for suite in root.iter("testsuite"):
+        date = date or suite.get("timestamp", "")
+        for test in suite.iterfind("testcase"):
+            verdict = next((_JUNIT_VERDICTS[part.tag] for part in test if part.tag in _JUNIT_VERDICTS), "passed")
+            seconds = _find_number(test.get("time")) if verdict == "passed" else None
+            figures = () if seconds is None else (HistoryFigure("test_s", seconds),)
+            model = test.get("classname") or suite.get("name") or file.stem
+            case = HistoryCase(model, test.get("name", ""), "", facts.sku, verdict=verdict, figures=figures)
+            cases.append(case)
+    yield _run(file, "JUnit", cases, replace(facts, date=facts.date or date))
 
 
 def _read_google_benchmark(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:

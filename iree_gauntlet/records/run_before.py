@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import pluralize
-from iree_gauntlet.journal_events import ToolchainInfo
+from iree_gauntlet.journal_events import MachineInfo, ToolchainInfo
 from iree_gauntlet.recorded import UNRECORDED, Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import CacheUse, OutputComparison  # noqa: TC001 - read by their types
@@ -35,11 +36,12 @@ Change = tuple[str, str, str, str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure(Recorded):
+class SummaryFigure(Recorded):
     """A figure of a chain in a summary: for times the mean, for all other figures the measured value."""
 
     mean: float | None = None
     measured: float | None = None
+    golden: float | None = None
     limit: float | None = None
 
 
@@ -48,6 +50,8 @@ class _Step(Recorded):
     id: str
     seconds: float
     stage: str = ""
+    verdict: str = ""
+    device: str = ""
     command: str = ""
     cache: CacheUse | None = None
     real_time_ms: tuple[float, ...] = ()
@@ -55,29 +59,41 @@ class _Step(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain(Recorded):
+class SummaryChain(Recorded):
+    """A chain in a summary."""
+
     id: str
     sku: str
     verdict: str
     steps: tuple[_Step, ...]
-    figures: dict[Figure, _Figure] = field(default_factory=dict, metadata=UNRECORDED)
+    model: str = ""
+    submodel: str = ""
+    target: str = ""
+    figures: dict[Figure, SummaryFigure] = field(default_factory=dict, metadata=UNRECORDED)
     quality: OutputComparison | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Create the chain, with all figures, from plain data; errors as in `Recorded.from_dict`."""
         keys = {figure: figure.row.key_in_summary for figure in Figure if figure.row.key_in_summary}
-        figures = {figure: _Figure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
-        return replace(super(_Chain, cls).from_dict(data), figures=figures)
+        figures = {figure: SummaryFigure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
+        return replace(super(SummaryChain, cls).from_dict(data), figures=figures)
 
 
 @dataclass(frozen=True, slots=True)
-class _Summary(Recorded):
-    """The parts of a run's `summary.json` that this module uses."""
+class RunSummary(Recorded):
+    """The parts of a run's `summary.json` that are read again."""
 
     run: str
-    chains: tuple[_Chain, ...]
+    chains: tuple[SummaryChain, ...]
     toolchain: ToolchainInfo = field(default_factory=ToolchainInfo)
+    machine: MachineInfo = field(default_factory=MachineInfo)
+    started: str = ""
+    suite: str = ""
+    command: str = ""
+    version: str = ""
+    state: str = "complete"
+    exit_code: ExitCode = ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +158,7 @@ def read_previous_seconds(suite: str, folder: Path) -> dict[str, float]:
     return {step.id: step.seconds for chain in previous.chains for step in chain.steps} if previous else {}
 
 
-def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[str, str]] = ()) -> _Summary | None:
+def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[str, str]] = ()) -> RunSummary | None:
     """Find the summary of a suite's last complete run that started before `limit` and has the `keys` (chain, SKU)."""
     run_dir = resolve_links(folder)
     paths = sorted((path for path in run_dir.parent.glob(f"*/{SUMMARY}") if path.parent != run_dir), reverse=True)
@@ -157,7 +173,7 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
     for _, path in sorted(earlier_runs, reverse=True):
         try:
             if path.stat().st_size <= _MAX_SUMMARY_BYTES:
-                summary = _Summary.from_dict(read_json(path.read_bytes()))
+                summary = RunSummary.from_dict(read_json(path.read_bytes()))
                 if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(keys):
                     return summary
         except (OSError, ValueError):
@@ -166,7 +182,7 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
     return None
 
 
-def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: _Chain) -> Iterator[Change]:
+def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: SummaryChain) -> Iterator[Change]:
     if verdict != previous.verdict:
         yield chain, "verdict", previous.verdict, verdict, None
     noisy = figures.has_disturbed_time or any(

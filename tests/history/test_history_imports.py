@@ -142,6 +142,38 @@ def test_the_job_summary_of_iree_test_suites(tmp_path: Path) -> None:
         read(tmp_path, JOB_SUMMARY, date="yesterday")
 
 
+def test_junit(tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    file.write_text(
+        '<?xml version="1.0"?><testsuites><testsuite name="suite" timestamp="2026-03-02T10:00:00">'
+        '<testcase classname="m" name="ok" time="1.5"/><testcase name="bad" time="2"><failure message="x"/></testcase>'
+        '<testcase classname="m" name="left out"><skipped/></testcase></testsuite></testsuites>'
+    )
+    (run,) = import_figures(file, ImportFacts(commit="d" * 40))
+    assert figures(run) == {"m/ok test_s": 1.5}, "what failed has no time"
+    assert [(case.model, case.verdict) for case in run.cases] == [
+        ("m", "passed"),
+        ("suite", "failed"),
+        ("m", "skipped"),
+    ]
+    assert (run.time, run.iree.compiler_commit) == ("2026-03-02T10:00:00+00:00", "d" * 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<!DOCTYPE t [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><testsuite name="&b;"/>', "document type 't'"),
+        ("<testsuite>", "no element found"),
+        ("<html/>", "its root is 'html'"),
+    ],
+)
+def test_xml_that_is_no_plain_junit_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    file.write_text(text)
+    with pytest.raises(GauntletError, match=reason):
+        import_figures(file, ImportFacts(date="2026-03-02"))
+
+
 @pytest.mark.parametrize(
     "content",
     [{}, [], {"a": 1}, {"entries": 3}, {"benchmarks": [{}], "context": {}}, {"quality": {"rows": [[1]]}}, "text"],
