@@ -15,6 +15,8 @@ from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_record import (
+    COLLECTION,
+    CiOrigin,
     FigureConfirmation,
     Point,
     RunIndexEntry,
@@ -34,14 +36,15 @@ if TYPE_CHECKING:
 
 
 # The version of the tables; tables of another version are rebuilt.
-_VERSION = 4
+_VERSION = 5
 _FILE = "index.sqlite"
 _WAIT_SECONDS = 60.0
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT NOT NULL);
 CREATE TABLE runs (
     file TEXT PRIMARY KEY, run TEXT, time TEXT, day TEXT, suite TEXT, state TEXT, exit_code INTEGER, source TEXT,
-    iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, cases INTEGER, figures INTEGER
+    iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, cases INTEGER, figures INTEGER,
+    collected TEXT
 );
 CREATE INDEX runs_by_time ON runs (time);
 CREATE TABLE figures (
@@ -114,7 +117,14 @@ class HistoryIndex:
     def runs(self) -> list[RunIndexEntry]:
         """Read all runs, the newest last."""
         with self._open() as database:
-            return [RunIndexEntry(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
+            rows = database.execute("SELECT * FROM runs WHERE state != ? ORDER BY time, file", (COLLECTION,))
+            return [RunIndexEntry(*row) for row in rows]
+
+    def collected(self) -> tuple[CiOrigin, ...]:
+        """Read what was collected from CI: the origins of runs, and the runs of CI that are settled."""
+        with self._open() as database:
+            rows = database.execute("SELECT collected FROM runs WHERE collected != '{}' ORDER BY time, file")
+            return tuple(CiOrigin.from_dict(json.loads(text)) for (text,) in rows)
 
     def confirmations(self) -> tuple[FigureConfirmation, ...]:
         """Read the results of confirmations, the newest last."""
@@ -198,8 +208,11 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
         *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
         *(run.iree.shown, run.iree.named, run.iree.compiler_commit, confirms),
         *(run.machine.shown, len(run.cases), len(rows)),
+        json.dumps(run.collected.as_dict() if run.collected else {}),
     )
-    database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
+    database.execute(
+        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
+    )
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 

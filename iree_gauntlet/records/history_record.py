@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import explain_unreadable
-from iree_gauntlet.recorded import Recorded, RecordError, read_json
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError, read_json
 from iree_gauntlet.records.bisect_outcome import format_bisect_command, format_options, select_chain
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import MachineInfo
 
 
+_RecordedT = TypeVar("_RecordedT", bound=Recorded)
 _SCHEMA = 1
+# The state of a file about a collection from CI, which is no run.
+COLLECTION = "collection"
 _FILE_NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
 _TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 # Versions such as `3.8.0rc20251010` contain the day on which the IREE was built.
@@ -149,6 +152,31 @@ class FigureConfirmation(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class CiOrigin(Recorded):
+    """The origin of a run that was collected from CI; of a `collection`, the runs of CI that are settled.
+
+    Attributes:
+        source: the repository, folder or bucket: `github:OWNER/REPO`.
+        selection: which of its workflows and artifacts were asked for.
+        artifact: the identifier of the artifact in its source; empty for a collection.
+        settled: runs of CI of which nothing more is to be collected.
+        problems: the artifacts that could not be read, with the reasons.
+    """
+
+    source: str
+    selection: str = field(default="", metadata=UNLESS_DEFAULT)
+    artifact: str = field(default="", metadata=UNLESS_DEFAULT)
+    name: str = field(default="", metadata=UNLESS_DEFAULT)
+    url: str = field(default="", metadata=UNLESS_DEFAULT)
+    commit: str = field(default="", metadata=UNLESS_DEFAULT)
+    branch: str = field(default="", metadata=UNLESS_DEFAULT)
+    date: str = field(default="", metadata=UNLESS_DEFAULT)
+    runner: str = field(default="", metadata=UNLESS_DEFAULT)
+    settled: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    problems: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
 class _Schema(Recorded):
     """The schema version of a file."""
 
@@ -162,9 +190,9 @@ class HistoryRun(Recorded):
     Attributes:
         time: the start, ISO 8601 in UTC.
         cases: the cases with their figures, including failed cases.
-        state: `complete`, `interrupted`, `unfinished`, `imported`, or `confirmation` of a step.
+        state: `complete`, `interrupted`, `unfinished`, `imported`, `confirmation` of a step, or `collection`.
         source: the writer of the figures: `gauntlet 0.1.0`, or the format from which they were imported.
-        more: the other content of an imported file; in a confirmation, `confirms`.
+        more: the other content of an imported file; in a confirmation, `confirms`; if collected from CI, `collected`.
     """
 
     run: str
@@ -185,16 +213,24 @@ class HistoryRun(Recorded):
             datetime.fromisoformat(self.time)
         except ValueError as error:
             raise RecordError("time", error) from error
-        _ = self.confirms
+        _ = self.confirms, self.collected
 
     @property
     def confirms(self) -> FigureConfirmation | None:
         """The result of a confirmation; None for other runs; ValueError if the result cannot be read."""
-        fields = self.more.get("confirms")
+        return self._read_more("confirms", FigureConfirmation)
+
+    @property
+    def collected(self) -> CiOrigin | None:
+        """The origin in CI; None for other runs; ValueError if it cannot be read."""
+        return self._read_more("collected", CiOrigin)
+
+    def _read_more(self, name: str, kind: type[_RecordedT]) -> _RecordedT | None:
+        fields = self.more.get(name)
         try:
-            return FigureConfirmation.from_dict(fields) if fields else None
+            return kind.from_dict(fields) if fields else None
         except ValueError as error:
-            raise RecordError("more.confirms", error) from error
+            raise RecordError(f"more.{name}", error) from error
 
     @property
     def position(self) -> tuple[str, str]:
@@ -344,6 +380,7 @@ class RunIndexEntry:
     Attributes:
         day: the day of the run's IREE.
         confirms: a `Confirmation` as JSON; an empty object for a run that confirms nothing.
+        collected: the origin in CI as JSON; an empty object for a run that was not collected.
     """
 
     file: str
@@ -361,6 +398,7 @@ class RunIndexEntry:
     machine: str
     cases: int
     figures: int
+    collected: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)

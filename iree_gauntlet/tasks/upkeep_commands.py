@@ -37,6 +37,7 @@ from iree_gauntlet.tasks.task_options import (
 )
 from iree_gauntlet.upkeep.upkeep_requests import (
     AddRequest,
+    ArtifactsRequest,
     BuildRequest,
     CheckRequest,
     CollectRequest,
@@ -400,7 +401,7 @@ def history_add_task(request: AddRequest) -> ExitCode:
 
 @gauntlet_task("history.import", ImportRequest)
 def history_import_task(request: ImportRequest) -> ExitCode:
-    """Add results of other tools: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
+    """Add results of other tools: job_summary.json, Google Benchmark's JSON, data.js, results of asv, JUnit.
 
     Examples: history.import dev/bench/data.js
               history.import job_summary.json --date 2026-04-24T10:00:00Z --commit b48a595557 --sku mi325
@@ -408,6 +409,21 @@ def history_import_task(request: ImportRequest) -> ExitCode:
     from iree_gauntlet.upkeep.history_keep import add_imported  # noqa: PLC0415
 
     return add_imported(request)
+
+
+@gauntlet_task("history.collect", ArtifactsRequest, part_of(NetworkRequest, "timeout_stall"))
+def history_collect_task(request: ArtifactsRequest, network: NetworkRequest) -> ExitCode:
+    """Add what CI has kept, before it is deleted: runs' records, and results of other tools, each artifact once.
+
+    The token is in $GITHUB_TOKEN or $GH_TOKEN, GitHub's address in $GITHUB_API_URL. Exit code 3 if an artifact has
+    expired or cannot be read; all others are added.
+
+    Examples: history.collect github:OWNER/REPO --workflow benchmarks.yml --artifact 'results-*' --branch main
+              history.collect s3://bucket/artifacts --artifact 'results-*'
+    """
+    from iree_gauntlet.upkeep.history_collect import collect  # noqa: PLC0415
+
+    return collect(request, network)
 
 
 @gauntlet_task("history.list", HistoryRequest, FormatRequest)

@@ -191,7 +191,7 @@ def prune(request: PruneRequest) -> ExitCode:
     """Remove old runs."""
     if not request.before:
         raise UsageError("history.prune: which runs?", "Give it: --before 2026-01-31.")
-    day = _parse_day(request.before, "--before")
+    day = parse_day(request.before, "--before")
     store = _open_store(request)
     index = HistoryIndex(store)
     index.update()
@@ -205,7 +205,8 @@ def prune(request: PruneRequest) -> ExitCode:
     return ExitCode.OK
 
 
-def _parse_day(text: str, option: str) -> date:
+def parse_day(text: str, option: str) -> date:
+    """Parse the day that an option names; UsageError if it is none."""
     try:
         return date.fromisoformat(text)
     except ValueError as error:
@@ -293,7 +294,7 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
     """Print the changes; return a failure if a regression has not recovered."""
     outcome = judge_history(request)
     if request.since:
-        day = _parse_day(request.since, "--since")
+        day = parse_day(request.since, "--since")
         recent_findings = [
             finding
             for finding in outcome.findings

@@ -154,12 +154,30 @@ class ImportRequest(HistoryRequest):
     """The files of other tools that are added, and facts that these files lack."""
 
     files: tuple[str, ...] = option(
-        (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.", takes=SEVERAL
+        (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results, JUnit.", takes=SEVERAL
     )
     date: str = option("", "Time of the run, if the file does not have it: 2026-04-24T10:00:00Z.")
     commit: str = option("", "Commit of IREE, if the file does not have it.")
     machine: str = option("", "CPU of the machine, if the file does not have it.")
     sku: str = option("", "SKU of the device, such as mi325.")
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactsRequest(HistoryRequest):
+    """The artifacts of CI that are added."""
+
+    source: str = option(
+        "",
+        "Where CI has kept them: github:OWNER/REPO, or a folder or bucket (az://…, s3://…, gs://…) of artifacts.",
+        takes="source",
+    )
+    workflow: str = option("", "File of the workflow on GitHub, such as benchmarks.yml.")
+    artifact: str = option("*", "Only artifacts whose name matches this glob.")
+    branch: str = option("", "Only runs of CI on this branch.")
+    since: str = option("", "Only runs of CI since this day: 2026-11-01.")
+    sku: str = option("", "SKU of the device, for files that do not have it.")
+    max_wait: float = option(60.0, "Longest wait in minutes that GitHub's rate limit may ask for.", unit="minutes")
+    max_download: str = option("256MB", "Maximum size of an archive.")
 
 
 @dataclass(frozen=True, slots=True)
