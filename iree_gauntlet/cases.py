@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from datetime import date
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
-from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError
+from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 from iree_gauntlet.stages import FailureKind, Kind, Stage
 from iree_gauntlet.variants import has_tuning_flags
 
@@ -49,6 +50,8 @@ class Verdict(StrEnum):
     XFAILED = "xfailed"
     XPASSED = "xpassed"
     INCONCLUSIVE = "inconclusive"
+    FLAKY = "flaky"
+    QUARANTINED = "quarantined"
 
     @property
     def exit_code(self) -> ExitCode:
@@ -85,9 +88,14 @@ class Verdict(StrEnum):
         return self.exit_code is ExitCode.INCONCLUSIVE
 
     @property
+    def ends_early(self) -> bool:
+        """True if `--fail-fast` ends the run after such a step."""
+        return self.is_bad and self not in (Verdict.FLAKY, Verdict.INCONCLUSIVE)
+
+    @property
     def counts_as_pass(self) -> bool:
         """True if the step did its work, expected or not, so that dependent steps can run."""
-        return self in (Verdict.PASSED, Verdict.XPASSED)
+        return self in (Verdict.PASSED, Verdict.XPASSED, Verdict.FLAKY)
 
     @property
     def counts_as_failure(self) -> bool:
@@ -130,7 +138,9 @@ _MEANINGS = {
     Verdict.FAILED: _Meaning(ExitCode.FAILED, "failed"),
     Verdict.ERROR: _Meaning(ExitCode.ERROR, "ended in an error", "error", "errors"),
     Verdict.XPASSED: _Meaning(ExitCode.FAILED, "passed unexpectedly", "unexpected pass", "unexpected passes"),
+    Verdict.FLAKY: _Meaning(ExitCode.FAILED, "was flaky"),
     Verdict.INCONCLUSIVE: _Meaning(ExitCode.INCONCLUSIVE, "was inconclusive"),
+    Verdict.QUARANTINED: _Meaning(ExitCode.OK, "failed in quarantine"),
     Verdict.PASSED: _Meaning(ExitCode.OK, "passed"),
     Verdict.XFAILED: _Meaning(ExitCode.OK, "failed as expected", "expected failure", "expected failures"),
     Verdict.SKIPPED: _Meaning(ExitCode.OK, "was skipped"),
@@ -140,9 +150,11 @@ _WORST_FIRST = sorted(VERDICTS, key=lambda verdict: (verdict.exit_code.rank, not
 _RANKS = {verdict: rank for rank, verdict in enumerate(_WORST_FIRST)}
 
 
-def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
-    """Return the exit code of a run whose steps have these verdicts."""
-    return ExitCode.worst([verdict.exit_code for verdict in verdicts])
+def exit_code_of(verdicts: Iterable[Verdict], *, flaky_passes: bool = False) -> ExitCode:
+    """Return the exit code of a run whose steps have these verdicts; flaky steps fail it unless `flaky_passes`."""
+    return ExitCode.worst(
+        [verdict.exit_code for verdict in verdicts if not (flaky_passes and verdict is Verdict.FLAKY)]
+    )
 
 
 # `Origin` has a field of the name `field`, which hides the function there.
@@ -360,13 +372,49 @@ class Expectation:
 
     def applies_to(self, case: Case) -> bool:
         """Return whether a suite's expected failure names a case, by its name and its target."""
-        is_there = not self.targets or any(target.covers(case.target) for target in self.targets)
-        return is_there and fnmatchcase(f"{case.model}/{case.submodel}", self.cases)
+        return _names_case(self, case)
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:
         """The expected kinds of failure that are possible in the stage."""
         return tuple(kind for kind in self.stage.row.failures if kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine(Recorded):
+    """A suite's entry whose failures are reported and do not fail a run.
+
+    Attributes:
+        until: the first day on which failures count again, ISO 8601; or the URL of an issue, with which the entry stays
+            until somebody removes it.
+        cases, targets: as in `Expectation`.
+        stage: the stage whose failures are excused; None for all.
+    """
+
+    reason: str
+    until: str
+    origin: Origin
+    cases: str = field(default="", metadata=UNRECORDED)
+    stage: Stage | None = field(default=None, metadata=UNRECORDED)
+    targets: tuple[Target, ...] = field(default=(), metadata=UNRECORDED)
+
+    def applies_to(self, case: Case) -> bool:
+        """Return whether the entry names a case, by its name and its target."""
+        return _names_case(self, case)
+
+    @property
+    def end_day(self) -> date | None:
+        """The first day on which failures count again; None if only a person ends the quarantine."""
+        return None if ":" in self.until else date.fromisoformat(self.until)
+
+    def holds(self, day: date) -> bool:
+        """Return whether failures are excused on a day."""
+        return self.end_day is None or day < self.end_day
+
+
+def _names_case(entry: Expectation | Quarantine, case: Case) -> bool:
+    is_there = not entry.targets or any(target.covers(case.target) for target in entry.targets)
+    return is_there and fnmatchcase(f"{case.model}/{case.submodel}", entry.cases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +469,7 @@ class Case:
     idle_goldens: tuple[Golden, ...] = ()
     variant_goldens: tuple[tuple[str, tuple[Golden, ...]], ...] = ()
     expectations: tuple[Expectation, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
     markers: frozenset[str] = frozenset()
     timeouts: tuple[tuple[Stage, float], ...] = ()
     skip_reason: str = ""

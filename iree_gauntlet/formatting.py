@@ -34,6 +34,8 @@ VERDICT_STYLES: Mapping[str, tuple[str, str]] = {
     "xfailed": ("expected", "≈"),
     "skipped": ("faint", "·"),
     "inconclusive": ("doubt", "?"),
+    "flaky": ("doubt", "~"),
+    "quarantined": ("expected", "~"),
     "good": ("good", "✓"),
     "bad": ("bad", "✗"),
     "nearer to good": ("good", "≈"),

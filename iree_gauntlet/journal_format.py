@@ -164,7 +164,7 @@ class WorkerInfo(Recorded):
 RUN_JOURNAL = JournalSchema(
     tuple(kind for kind in ExperimentKind if kind.is_run),
     RunOpening,
-    {"result": Result},
+    {"result": Result, "attempt": Result},
     {"steps": MoreSteps, "worker": WorkerInfo},
 )
 
@@ -179,6 +179,7 @@ class JournalRecord:
         starts: the time of each step's last start, as written (ISO 8601), by step id.
         results: the last result of each step, by step id; none for a step that a later part repeats.
         result_times: the time of that result (ISO 8601), by step id.
+        attempts: failed attempts at each step that has no result yet, by step id.
         end: None if the run was killed, is running, or was resumed and has not ended.
         torn: True if a crash truncated a line, which is ignored.
         workers: machines of a cluster, by the worker's name (`worker` events).
@@ -191,6 +192,7 @@ class JournalRecord:
     starts: dict[str, str] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     result_times: dict[str, str] = field(default_factory=dict)
+    attempts: dict[str, tuple[Result, ...]] = field(default_factory=dict)
     end: EndEvent | None = None
     torn: bool = False
     workers: dict[str, MachineInfo] = field(default_factory=dict)
@@ -256,7 +258,7 @@ def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
     match event.content:
         case RunOpening() as opening:
             for step in opening.again:
-                for by_step in (record.starts, record.results, record.result_times):
+                for by_step in (record.starts, record.results, record.result_times, record.attempts):
                     by_step.pop(step, None)
             return replace(record, runs=(*record.runs, opening), steps=opening.steps, end=None)
         case MoreSteps(steps):
@@ -264,8 +266,7 @@ def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
         case StepStart():
             record.starts[event.step] = event.time
         case Result() as result:
-            record.result_times[event.step] = event.time
-            record.results[event.step] = result
+            _add_result(record, event, result)
         case EndEvent() as end:
             return replace(record, end=end)
         case WorkerInfo(name, machine):
@@ -273,6 +274,16 @@ def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
         case Remark(text):
             record.remarks.append(text)
     return record
+
+
+def _add_result(record: JournalRecord, event: JournalEvent, result: Result) -> None:
+    """Add a result, which contains all attempts, or the result of a failed attempt."""
+    earlier_attempts = record.attempts.pop(event.step, ())
+    if event.name == "attempt":
+        record.attempts[event.step] = (*earlier_attempts, result)
+    else:
+        record.result_times[event.step] = event.time
+        record.results[event.step] = result
 
 
 class EventReader(Generic[OpeningT]):

@@ -62,7 +62,10 @@ _TIMEOUTS = {
 _ADDED_STAGES = {"instructions": Stage.COUNT, "memory": Stage.MEMORY}
 # A resumed session keeps these options unless they are given again; its other options cannot change.
 OVERRIDABLE_OPTIONS = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
-_KEPT_EXECUTION = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *OVERRIDABLE_OPTIONS)
+_KEPT_EXECUTION = (
+    *("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", "rerun_failed", "flaky"),
+    *OVERRIDABLE_OPTIONS,
+)
 
 
 def option(
@@ -302,6 +305,14 @@ class ExecutionRequest:
     keep_going: bool = option(True, "Continue after failures (the default).")
     force_recompile: bool = option(False, "Recompile even what is in the cache, and compare.")
     lenient: bool = option(False, "An unexpected pass does not fail the run.")
+    rerun_failed: int = option(
+        0,
+        "Repeat a step that failed in fresh processes, at most so often: if it passes then, it is flaky.",
+        unit="a number",
+    )
+    flaky: str = option(
+        "fail", "Whether a flaky step fails the run: fail (exit code 1) or pass.", choices=("fail", "pass")
+    )
     verdict: str = option(
         "confirm",
         "If a golden time is exceeded: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",

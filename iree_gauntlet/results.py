@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import Verdict  # noqa: TC001 - read by its type
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import format_count_change, format_error, format_limit_share, format_percent, list_first
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError, read_number
@@ -344,7 +344,9 @@ class Result(Recorded):
         log: path of the full output, relative to the run's folder.
         failure: the kind of failure of the tested program, expected or not; None if it did not fail or is unknown.
         unsupported: the unsupported operator that made the compile fail.
+        attempts: the results of all attempts, in order, if the step was repeated in fresh processes; empty for one.
         said: the tool's output, if an expected text is searched in it; not recorded.
+        is_mistake: True if something that the spec names is invalid or missing; not recorded.
     """
 
     verdict: Verdict
@@ -370,7 +372,9 @@ class Result(Recorded):
     worker: str = field(default="", metadata=UNLESS_DEFAULT)
     failure: FailureKind | None = field(default=None, metadata=UNLESS_DEFAULT)
     unsupported: UnsupportedOperator | None = field(default=None, metadata=UNLESS_DEFAULT)
+    attempts: tuple[Result, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     said: str = field(default="", metadata=UNRECORDED)
+    is_mistake: bool = field(default=False, metadata=UNRECORDED)
 
     @property
     def full_reason(self) -> str:
@@ -415,6 +419,34 @@ class Result(Recorded):
         errors = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
         # NaN compares as false with every number, so `max` could miss it.
         return next((error for error in errors if math.isnan(error)), max(errors, default=None))
+
+    @property
+    def can_differ(self) -> bool:
+        """True if the same step may pass next time: its process failed, and not because of a mistake in the spec.
+
+        More rounds confirm a golden time that is exceeded; other goldens are about exact figures.
+        """
+        ran = self.exit_code is not None or bool(self.signal) or self.timed_out
+        if self.verdict is Verdict.ERROR:
+            return ran and not self.is_mistake
+        misses = (FailureKind.MISSES_A_GOLDEN, FailureKind.TUNES_NOTHING)
+        return self.verdict is Verdict.FAILED and self.failure not in misses
+
+    @property
+    def settled_verdict(self) -> Verdict:
+        """The verdict for dependent steps: a step in quarantine did its work if a repetition passed."""
+        is_flaky = (
+            self.verdict is Verdict.QUARANTINED and self.attempts[-1:] and self.attempts[-1].verdict.counts_as_pass
+        )
+        return Verdict.FLAKY if is_flaky else self.verdict
+
+    @property
+    def attempts_text(self) -> str:
+        """The attempts in a few words: `failed in all 3 attempts`, `3 attempts: failed, error, passed`; or empty."""
+        verdicts = [attempt.verdict for attempt in self.attempts]
+        if len(set(verdicts)) == 1:
+            return f"{verdicts[0].past_tense} in all {len(verdicts)} attempts"
+        return f"{len(verdicts)} attempts: {', '.join(verdicts)}" if verdicts else ""
 
     @property
     def crashed(self) -> bool:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin
+from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin, Quarantine
 from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.stages import FailureKind, Stage  # noqa: TC001 - read by their types
@@ -127,6 +127,7 @@ class Step(Recorded):
         notes: changes made while planning (translated flags, an omitted golden and the reason).
         onnx: the import of the program (import steps).
         allclose: tolerances for outputs that NumPy's rule compares (threshold steps).
+        quarantine: the suite's entry that excuses its failures, perhaps no longer; None if there is none.
     """
 
     id: str
@@ -159,6 +160,7 @@ class Step(Recorded):
     expect_origin: Origin | None = None
     allclose: Allclose | None = None
     idle_goldens: tuple[Golden, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    quarantine: Quarantine | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Parameters
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Parameters, Quarantine
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import names_device, read_flag_variables, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -214,6 +214,7 @@ def load_cases(
     targets: Sequence[Target],
     expected_failures: Sequence[Expectation] = (),
     device: str = "",
+    quarantines: Sequence[Quarantine] = (),
 ) -> CaseSet:
     """Build the cases that a selection matches on some targets.
 
@@ -231,12 +232,12 @@ def load_cases(
         builder.finish()
     cases, required = collector.cases, collector.needed_cases
     names = {f"{spec.model}/{spec.submodel}" for spec in (*specs, *required.values())}
-    problems = collector.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
+    problems = collector.problems | _find_duplicates(cases) | _find_unmatched([*expected_failures, *quarantines], names)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
     words = frozenset().union(*(expression.words for expression in collector.expressions.values()))
     return CaseSet(
-        tuple(adjust_case(case, expected_failures, device) for case in cases),
-        tuple(adjust_case(required[key], expected_failures, device) for key in sorted(required)),
+        tuple(adjust_case(case, expected_failures, device, quarantines) for case in cases),
+        tuple(adjust_case(required[key], expected_failures, device, quarantines) for key in sorted(required)),
         tuple(sorted(problems)),
         tuple(sorted(words - collector.known_markers)),
         tuple(sorted(collector.known_markers)),
@@ -267,11 +268,15 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
                 yield prefix + pattern.format(index), entry.url
 
 
-def adjust_case(case: Case, failures: Sequence[Expectation], device: str = "") -> Case:
-    """Add the expected failures that match a case, and replace the case's device if a device is given."""
+def adjust_case(
+    case: Case, failures: Sequence[Expectation], device: str = "", quarantines: Sequence[Quarantine] = ()
+) -> Case:
+    """Add the expected failures and quarantines that match a case, and replace its device if a device is given."""
     expectations = tuple(failure for failure in failures if failure.applies_to(case))
-    if expectations:
-        case = replace(case, expectations=(*expectations, *case.expectations))
+    quarantines = tuple(entry for entry in quarantines if entry.applies_to(case))
+    if expectations or quarantines:
+        expectations, quarantines = (*expectations, *case.expectations), (*quarantines, *case.quarantines)
+        case = replace(case, expectations=expectations, quarantines=quarantines)
     if not device:
         return case
     if case.order is ArgumentOrder.DEVICE_FIRST:
@@ -296,8 +301,8 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _find_unmatched(failures: Sequence[Expectation], names: Collection[str]) -> set[Problem]:
-    """Find expected failures whose glob matches no spec at all, because it is misspelt or outdated."""
+def _find_unmatched(failures: Sequence[Expectation | Quarantine], names: Collection[str]) -> set[Problem]:
+    """Find expected failures and quarantines whose glob matches no spec at all, because it is misspelt or outdated."""
     problems: set[Problem] = set()
     for failure in failures:
         if not any(fnmatchcase(name, failure.cases) for name in names):

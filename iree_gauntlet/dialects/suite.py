@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from iree_gauntlet.cases import Case, Expectation, Origin
+from iree_gauntlet.cases import Case, Expectation, Origin, Quarantine
 from iree_gauntlet.dialects.fields import (
     ForPeople,
     StrictDocument,
@@ -40,12 +42,25 @@ if TYPE_CHECKING:
 
 # A suite's name is a part of the names of runs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+_URL = re.compile(r"https?://[^\s/]+/\S+")
 
 
 def _check_reason(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a reason: explain why this fails, with a link if there is one")
     return text
+
+
+def _read_until(value: object) -> object:
+    """Return a day as text, `2026-12-31`, or the URL of an issue."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, str):
+        if _URL.fullmatch(value):
+            return value
+        with suppress(ValueError):
+            return date.fromisoformat(value).isoformat()
+    raise ValueError("expected a day such as 2026-12-31, or the URL of an issue")
 
 
 def _parse_targets(names: Iterable[str], sku: str = "") -> tuple[Target, ...]:
@@ -81,6 +96,16 @@ class _ExpectTable(StrictDocument):
         return self
 
 
+class _QuarantineTable(StrictDocument):
+    case: str = Field(description="Glob of model/submodel.")
+    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
+    until: Annotated[str, BeforeValidator(_read_until)] = Field(
+        description="The first day on which failures count again, 2026-12-31, or the URL of an issue."
+    )
+    stage: _Stage | None = about(None, "The stage that fails; without it, all stages.")
+    targets: list[TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
+
+
 class SuiteTable(WithVariants):
     """A suite: what is run, where, and what is expected to fail."""
 
@@ -112,6 +137,9 @@ class SuiteTable(WithVariants):
     expect_failure: list[_ExpectTable] = Field(
         default_factory=list, description="What is known to fail: an unexpected pass is reported."
     )
+    quarantine: list[_QuarantineTable] = Field(
+        default_factory=list, description="What sometimes fails: it runs, and its failures do not fail the run."
+    )
 
     @model_validator(mode="after")
     def _check_targets(self) -> SuiteTable:
@@ -142,6 +170,7 @@ class Suite:
     configs: tuple[Path, ...]
     includes: tuple[Include, ...]
     expected_failures: tuple[Expectation, ...]
+    quarantines: tuple[Quarantine, ...]
     variants: tuple[FlagVariant, ...]
 
 
@@ -184,6 +213,17 @@ def read_suite(path: Path) -> Suite:
             )
             for index, item in enumerate(table.expect_failure)
         ),
+        quarantines=tuple(
+            Quarantine(
+                item.reason,
+                item.until,
+                Origin(name, f"quarantine[{index}]"),
+                item.case,
+                Stage(item.stage) if item.stage else None,
+                _parse_targets(item.targets),
+            )
+            for index, item in enumerate(table.quarantine)
+        ),
         variants=make_variants(table, path),
     )
 
@@ -207,12 +247,16 @@ def find_useless_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Proble
 
 
 def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
-    """Add suites' expected failures to the cases of their folders; also return a line for each suite that applies."""
+    """Add suites' expected failures and quarantines to the cases of their folders.
+
+    Also return a line for each suite that applies.
+    """
     new_cases: dict[str, Case] = {}
     notes = []
     for suite in suites:
         folders = [resolve_links(folder) for folder in suite.spec_dirs]
         applied_failures: dict[str, None] = {}
+        quarantined_names: dict[str, None] = {}
         for case in (*cases.cases, *cases.needed_cases):
             current_case = new_cases.get(case.id, case)
             name, stages = f"{case.model}/{case.submodel}", {failure.stage for failure in current_case.expectations}
@@ -221,12 +265,18 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
                 for failure in suite.expected_failures
                 if failure.applies_to(case) and failure.stage not in stages
             ]
-            is_there = failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders)
+            quarantines = [entry for entry in suite.quarantines if entry.applies_to(case)]
+            is_there = (failures or quarantines) and any(
+                folder in resolve_links(Path(case.origin.file)).parents for folder in folders
+            )
             if is_there and any(target.covers(case.target) for target in suite.targets):
-                new_cases[case.id] = adjust_case(current_case, failures)
+                new_cases[case.id] = adjust_case(current_case, failures, quarantines=quarantines)
+                quarantined_names |= {name: None} if quarantines else {}
                 applied_failures.update({f"{name} {failure.stage}": None for failure in failures})
         if applied_failures:
             notes.append(f"expected to fail, according to {suite.path}: {', '.join(applied_failures)}")
+        if quarantined_names:
+            notes.append(f"in quarantine, according to {suite.path}: {', '.join(quarantined_names)}")
     return replace(
         cases,
         cases=tuple(new_cases.get(case.id, case) for case in cases.cases),
@@ -235,9 +285,10 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
 
 
 def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
-    """Find a suite's expected failures that have no effect, because they match no selected case."""
+    """Find a suite's expected failures and quarantines that have no effect, because they match no selected case."""
     all_cases = (*cases.cases, *cases.needed_cases)
-    useless = [entry for entry in suite.expected_failures if not any(map(entry.applies_to, all_cases))]
+    entries: tuple[Expectation | Quarantine, ...] = (*suite.expected_failures, *suite.quarantines)
+    useless = [entry for entry in entries if not any(map(entry.applies_to, all_cases))]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
     return [
         Problem(entry.origin.file, 0, f"{entry.origin.field}.case", f"{entry.cases!r} {message}", hint)

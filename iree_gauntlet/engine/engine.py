@@ -11,15 +11,23 @@ import traceback
 import zipfile
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.commands import LOADING_FLAG
-from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
+from iree_gauntlet.engine.judging import (
+    apply_expectation,
+    apply_quarantine,
+    judge_attempts,
+    judge_process,
+    require_whole_files,
+)
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
+from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.rounds.machine_lock import MachineShare
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
@@ -74,6 +82,9 @@ class RunOptions:
         allow_xpass: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
         confirm: the rules to confirm a broken golden time; None fails on the first breach, as the dialects do.
+        reruns: how often a step that failed is repeated in fresh processes.
+        flaky_passes: True if a step that passes when it is repeated does not fail the run.
+        day: the day on which the run started, which decides on quarantines.
     """
 
     jobs: int
@@ -82,6 +93,9 @@ class RunOptions:
     allow_xpass: bool
     all_goldens: bool
     confirm: ConfirmRules | None = None
+    reruns: int = 0
+    flaky_passes: bool = False
+    day: date = date.min
 
 
 class RemoteExecutor(Protocol):
@@ -119,6 +133,8 @@ class Engine:
         available_memory: returns the free memory in bytes; None means unknown, and then no step waits for memory.
         remote_executor: the executor on other machines; None to run the steps on this machine.
         results: the result of each step, by id.
+        earlier_attempts: failed attempts at steps that the killed part of a resumed run did not finish, by id.
+        ignores_cache: True to compile modules that the cache has, or has as failures.
     """
 
     session: Session[Journal]
@@ -128,6 +144,8 @@ class Engine:
     available_memory: Callable[[], int | None] = read_free_memory
     remote_executor: RemoteExecutor | None = None
     results: dict[str, Result] = field(default_factory=dict)
+    earlier_attempts: Mapping[str, tuple[Result, ...]] = field(default_factory=dict)
+    ignores_cache: bool = False
     _machine_share: MachineShare = field(init=False)
     _maker: ModuleMaker = field(init=False)
     _performers: dict[Stage, Callable[[Step], Result]] = field(init=False)
@@ -139,7 +157,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._machine_share = MachineShare(self.session.locks, self.session.progress.waiting)
-        self._maker = ModuleMaker(self.session, self.workbench, self.options.rebuilt_marks_dir)
+        self._maker = ModuleMaker(
+            self.session, self.workbench, self.options.rebuilt_marks_dir, ignores_cache=self.ignores_cache
+        )
         self._performers = {
             Stage.FETCH: self._fetch,
             **{stage: self._maker.make for stage in Stage if stage.row.maker},
@@ -157,7 +177,7 @@ class Engine:
         start, outcome = time.monotonic(), EngineOutcome()
         try:
             yield outcome
-            outcome.code = exit_code_of(outcome.verdicts.values())
+            outcome.code = exit_code_of(outcome.verdicts.values(), flaky_passes=self.options.flaky_passes)
         except KeyboardInterrupt:
             outcome.code = ExitCode.INTERRUPTED
         except MachinesLostError as error:
@@ -229,7 +249,32 @@ class Engine:
         self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
-        """Perform a step under its locks, apply its expectation, and return the result without journalling it."""
+        """Perform a step, with its repetitions, and return the result; only attempts before the last are journalled."""
+        attempts = [*self.earlier_attempts.get(step.id, ())]
+        limit = 1 if step.expect_failure or step.stage.row.fetches else 1 + self.options.reruns
+        while len(attempts) < limit:
+            result = self._attempt(step, self._fresh_performers if attempts else self._performers)
+            if result.can_differ and len(attempts) + 1 < limit and not self.session.cancelled.is_set():
+                result = self.session.processes.keep_attempt(step, result, len(attempts) + 1)
+                self.session.log.write_attempt(step.id, result)
+                self.session.progress.message(
+                    f"{step.id} {result.verdict.past_tense}, and is repeated: {result.reason}"
+                )
+                attempts.append(result)
+                continue
+            attempts.append(result)
+            break
+        return judge_attempts(attempts)
+
+    @cached_property
+    def _fresh_performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
+        """The functions that repeat steps: with a process for each, and without the module cache."""
+        processes = Processes(self.session.supervisor, self.session.folder)
+        engine = Engine(replace(self.session, processes=processes), self.workbench, self.options, ignores_cache=True)
+        return engine._performers
+
+    def _attempt(self, step: Step, performers: Mapping[Stage, Callable[[Step], Result]]) -> Result:
+        """Perform a step once under its locks, apply its expectation, and return the result."""
         start, delay = time.monotonic(), 0.0
         has_cause = bool(step.blocked)
         try:
@@ -240,7 +285,7 @@ class Engine:
                 if step.command:
                     self._require_expected_outputs(step)
                 with self._hold_locks(step) as delay:
-                    result = self._performers[step.stage](step)
+                    result = performers[step.stage](step)
         except GauntletError as error:
             has_cause = has_cause or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
@@ -276,11 +321,12 @@ class Engine:
         return Result(Verdict.ERROR, message, notes=step.notes, tail=tail, log=log)
 
     def conclude(self, step: Step, result: Result) -> Verdict:
-        """Journal the result of a step."""
+        """Journal the result of a step, and return its verdict for the steps that need it."""
+        result = apply_quarantine(step, result, self.options.day)
         self.results[step.id] = result
         self.session.log.write_result(step.id, result)
         self.session.progress.step_finished(step, result)
-        return result.verdict
+        return result.settled_verdict
 
     def put_back(self, step: Step) -> None:
         """Show a step as waiting again, after another machine began it and did not finish it."""

@@ -21,6 +21,7 @@ from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import date
 
     from iree_gauntlet.steps import Command, Step
 
@@ -123,8 +124,9 @@ def judge_process(
     error = next((text for applies, text in errors if applies), "")
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
+    mistake = ""
     if not error and not outcome.signal:
-        error = _describe_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
+        error = mistake = _describe_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         fatal_error = find_first_error(lines)
@@ -143,6 +145,7 @@ def judge_process(
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
         failure=kind if exit_failure else None,
+        is_mistake=bool(mistake),
     )
 
 
@@ -218,6 +221,35 @@ def apply_expectation(step: Step, result: Result, *, allow_xpass: bool) -> Resul
         f"{result.reason}; {result.failure}, but expected is: {expected_kinds} ({step.expect_origin or expectation})"
     )
     return replace(result, reason=f"{reason}; if this is expected, say so there")
+
+
+def judge_attempts(attempts: Sequence[Result]) -> Result:
+    """Return the result of a step from all its attempts: the last one if it passed, otherwise the first."""
+    if len(attempts) == 1:
+        return attempts[0]
+    result, last = attempts[0], attempts[-1]
+    if last.verdict.counts_as_pass:
+        reason = f"passed in attempt {len(attempts)}, after this in attempt 1: {result.reason}"
+        result = replace(last, verdict=Verdict.FLAKY, reason=shorten(reason), failure=result.failure)
+    return replace(
+        result,
+        cpu_seconds=sum(attempt.cpu_seconds for attempt in attempts),
+        tool_seconds=sum(attempt.tool_seconds for attempt in attempts),
+        seconds=round(sum(attempt.seconds for attempt in attempts), 6),
+        waited_seconds=round(sum(attempt.waited_seconds for attempt in attempts), 3),
+        peak_rss_bytes=max(attempt.peak_rss_bytes for attempt in attempts),
+        attempts=tuple(attempts),
+    )
+
+
+def apply_quarantine(step: Step, result: Result, day: date) -> Result:
+    """Excuse a failure of a step in quarantine; mistakes in the spec and missing files are never excused."""
+    quarantine = step.quarantine
+    is_failure = result.verdict in (Verdict.FAILED, Verdict.FLAKY, Verdict.INCONCLUSIVE) or result.can_differ
+    if quarantine is None or not is_failure or not quarantine.holds(day):
+        return result
+    reason = f"{result.reason}; in quarantine until {quarantine.until}: {shorten(quarantine.reason)}"
+    return replace(result, verdict=Verdict.QUARANTINED, reason=reason)
 
 
 def list_values(command: Command, flag: str) -> list[str]:

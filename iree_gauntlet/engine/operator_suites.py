@@ -338,6 +338,7 @@ def check_served_threshold(step: Step, run_servers: RunServers, processes: Proce
         timed_out=judgement.timed_out,
         tail=judgement.tail,
         failure=judgement.failure,
+        is_mistake=judgement.is_mistake,
     )
 
 

@@ -154,6 +154,7 @@ def make_step(
     row = stage.row
     is_main = role in (MAIN, COUNTED)
     expectations = (entry for sibling in siblings for entry in sibling.expectations if entry.stage is stage and is_main)
+    quarantines = (entry for sibling in siblings or (case,) for entry in sibling.quarantines)
     # Without a tuning spec, no failure of one can be expected.
     is_tuned = any(module.is_tuned for module in case.modules)
     expectation = next((e for e in expectations if is_tuned or e.kinds != (FailureKind.TUNES_NOTHING,)), None)
@@ -177,6 +178,7 @@ def make_step(
         expect_kinds=expectation.possible_kinds if expectation else (),
         expect_match=expectation.match if expectation else "",
         expect_origin=expectation.origin if expectation else None,
+        quarantine=next((entry for entry in quarantines if entry.stage in (None, stage)), None),
         **fields,
     )
 

@@ -23,6 +23,7 @@ from iree_gauntlet.engine.rounds.machine_lock import make_lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import GOLDEN_FIGURES, Figure, Statistic
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_events import Device, RunOpening, RunTarget, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -35,6 +36,7 @@ from iree_gauntlet.toolchains.devices import find_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from datetime import date
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.load import CaseSet
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+# A quarantine that ends within so many days is announced.
+_WARNED_DAYS = 7
 # The metrics of these stages can be compared with the same metrics of an earlier run.
 _BASELINE_STAGES = frozenset(figure.golden.stage for figure in GOLDEN_FIGURES if figure.golden.baseline)
 
@@ -225,7 +229,7 @@ def repeat_changed_steps(
     for step in steps:
         old_step = old_steps.get(step.id)
         if step.id in finished and old_step is not None:
-            start_time = record.starts.get(step.id, record.result_times[step.id])
+            start_time = record.starts.get(step.id) or record.result_times[step.id]
             start = datetime.fromisoformat(start_time).timestamp()
             old_hashes = {
                 (old_input.role, old_input.url, old_input.path): old_input.sha256 for old_input in old_step.inputs
@@ -258,6 +262,21 @@ def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, 
     """Return the steps that have results but are no longer planned, such as the steps of a deleted spec."""
     planned_ids = {step.id for step in steps}
     return tuple(step for step in record.planned if step.id in record.results and step.id not in planned_ids)
+
+
+def list_quarantine_warnings(steps: Iterable[Step], day: date) -> tuple[str, ...]:
+    """Return a warning for each quarantine of some steps that has ended on a day, or ends soon after it."""
+    warnings = []
+    for entry in dict.fromkeys(step.quarantine for step in steps if step.quarantine):
+        if entry.end_day is None or (entry.end_day - day).days > _WARNED_DAYS:
+            continue
+        if entry.holds(day):
+            left = pluralize((entry.end_day - day).days, "day")
+            end = f"ends in {left}, on {entry.until}: then its failures fail the run"
+        else:
+            end = f"ended on {entry.until}: its failures fail the run again"
+        warnings.append(f"quarantine of {entry.cases or entry.origin} ({entry.reason}) {end} ({entry.origin})")
+    return tuple(warnings)
 
 
 def is_changed(step_input: StepInput, old_sha256: str, start: float, sha256: Callable[[Path], str]) -> bool:

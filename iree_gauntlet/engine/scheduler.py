@@ -279,7 +279,7 @@ class ReadyQueue(Generic[_Request, _Slot]):
         """Record the verdict of a taken step that has finished."""
         self._release(step)
         self._settle(step, verdict)
-        if self._fail_fast and verdict.is_bad and not verdict.is_doubtful and not self._stopped_by:
+        if self._fail_fast and verdict.ends_early and not self._stopped_by:
             self._stopped_by = step.id
             self._lanes.clear()
             for index in range(len(self._steps)):

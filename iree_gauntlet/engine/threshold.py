@@ -141,9 +141,8 @@ def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes
     """Return the result of a run that exited with 0 without doing its work."""
     reason = f"{_TOOL} {missing_effect} and ended with exit code 0: see the flags of {step.origin.file}"
     lines = processes.stdout(step).splitlines()[:TAIL_LINES]
-    return Result(
-        Verdict.ERROR, shorten(reason), tail=tuple(lines), notes=step.notes, log=processes.log(step, "stdout.txt")
-    )
+    log = processes.log(step, "stdout.txt")
+    return Result(Verdict.ERROR, shorten(reason), tail=tuple(lines), notes=step.notes, log=log, is_mistake=True)
 
 
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:

@@ -236,12 +236,12 @@ def select(
     if unmatched_globs := find_unmatched_globs(includes, specs):
         raise explain_no_match(unmatched_globs, specs, families)
     failures = suite.expected_failures if suite else ()
-    cases = load_cases(specs, includes, targets, failures, request.device)
+    cases = load_cases(specs, includes, targets, failures, request.device, suite.quarantines if suite else ())
     if suite:
         # With other spec folders, fewer cases may exist than the suite names.
         unmatched_includes = [] if request.spec_dir else find_useless_includes(suite, specs)
         cases = replace(cases, problems=_add_line_numbers(suite, (*cases.problems, *unmatched_includes)))
-        if allow_only_problems and failures and not (cases.problems or request.spec_dir):
+        if allow_only_problems and (failures or suite.quarantines) and not (cases.problems or request.spec_dir):
             # Load the suite without the options, since they may narrow it down.
             full_cases = load_cases(specs, suite.includes, targets)
             idle_failures = _add_line_numbers(suite, find_unselected_failures(suite, full_cases))

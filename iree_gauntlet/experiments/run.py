@@ -6,7 +6,7 @@ import glob
 import shutil
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,7 @@ from iree_gauntlet.engine.run_start import (
     describe_missing,
     find_missing_files,
     find_unplanned,
+    list_quarantine_warnings,
     make_run_event,
     repeat_changed_steps,
 )
@@ -45,6 +46,7 @@ from iree_gauntlet.records.run_folder import (
     find_named_run,
     find_newest_run,
     find_requested_folder,
+    find_tried_steps,
     keep_if_resumable,
     make_folder,
     read_run_options,
@@ -170,7 +172,9 @@ def run(
             deferred_steps = tuple(step for step in plan.steps if step.stage is hold)
             run_steps = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
             plan = replace(plan, steps=tuple(run_steps))
-            parts = RunParts(workbench, run_dir, progress, servers, executor, record, hold is not None)
+            # The day of the first part decides on quarantines, so that a resumed run judges all steps alike.
+            start = datetime.fromisoformat(record.runs[0].time) if record.runs else datetime.now(UTC)
+            parts = RunParts(workbench, run_dir, progress, servers, executor, record, hold is not None, start.date())
             engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
         with engine.record_end() as outcome:
             outcome.verdicts = engine.perform(steps, verdicts)
@@ -261,16 +265,22 @@ def _open_engine(
     verdicts: dict[str, Verdict] = {}
     record = parts.record
     only_failed = folder.last_failed or record.run.last_failed
+    tried_verdicts: dict[str, Verdict] = {}
     if folder.resume:
         verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainInfo())
         if not parts.measured_elsewhere:
             steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, workbench.store.hash_cache.sha256)
             plan = replace(plan, steps=steps)
+            tried_verdicts = find_tried_steps(record, steps)
+            _, tried_verdicts = repeat_changed_steps(steps, tried_verdicts, record, workbench.store.hash_cache.sha256)
     batches = make_batches(plan.steps, execution.batch, workbench, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
     verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
+    quarantine_warnings = list_quarantine_warnings(plan.steps, parts.day)
+    for warning in quarantine_warnings:
+        messages.warn(warning)
     event = make_run_event(plan, run_dir, workbench, selection.name, selection.targets, format_typed_command())
     event = replace(
         event,
@@ -283,12 +293,14 @@ def _open_engine(
         variants=selection.variants,
         remarks=(*event.remarks, *(f"variant {variant.name}: {variant.changes}" for variant in selection.variants)),
         batch=execution.batch,
-        warnings=(setup.sku_warning,) if setup.sku_warning else (),
+        warnings=tuple(filter(None, (setup.sku_warning, *quarantine_warnings))),
+        flaky_passes=execution.flaky == "pass",
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         _open_session(journal, batches, request, parts) as (session, engine),
     ):
+        engine.earlier_attempts = {step: record.attempts[step] for step in tried_verdicts}
         journal.write_opening(event, plan.steps)
         # A resumed run's progress counts only the remaining steps.
         remaining_ids = [step.id for step in plan.steps if step.id not in verdicts]
@@ -420,6 +432,7 @@ class RunParts:
     Attributes:
         record: the events of an earlier part of the run.
         measured_elsewhere: True if the caller measures the modules; it may have begun, so they must not be rebuilt.
+        day: the day on which the run was started.
     """
 
     workbench: Workbench
@@ -429,6 +442,7 @@ class RunParts:
     executor: RemoteExecutor | None
     record: JournalRecord
     measured_elsewhere: bool = False
+    day: date = date.min
 
 
 def _start_run_servers(setup: RunSetup, workbench: Workbench) -> AbstractContextManager[RunServers | None]:
@@ -467,6 +481,9 @@ def _open_session(
             confirm=make_confirm_rules(
                 execution.verdict, execution.confirm_seconds, replace_disturbed=execution.replaces_disturbed
             ),
+            reruns=execution.rerun_failed,
+            flaky_passes=execution.flaky == "pass",
+            day=parts.day,
         )
         performers: Mapping[Stage, Callable[[Step], Result]] = {}
         if parts.executor is None:

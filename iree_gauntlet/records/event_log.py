@@ -238,6 +238,10 @@ class Journal(EventLog):
         """Write the start of a step; a start is useful only during the run, so losing it does little harm."""
         self.write("start", {}, step=step, sync=Sync.LATER)
 
+    def write_attempt(self, step: str, result: Result) -> None:
+        """Write the result of a failed attempt at a step that will be repeated."""
+        self.write("attempt", result, step=step)
+
     def write_result(self, step: str, result: Result) -> None:
         """Write the result of a step."""
         sync = Sync.NOW if result.seconds >= _LONG_STEP_SECONDS else Sync.SOON

@@ -110,6 +110,11 @@ class StepOutcome(Result):
         """The goldens whose figure was measured but not compared with any golden."""
         return find_unapplied_goldens((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
+    def for_attempt(self, attempt: Result) -> StepOutcome:
+        """Return the outcome as it would be if one of its attempts had been the only one."""
+        fields_of_attempt = {name: getattr(attempt, name) for name in _RESULT_FIELDS}
+        return replace(self, **fields_of_attempt, diagnosis=attempt.reason)
+
     @property
     def title(self) -> str:
         """The title for people: `ocr/classifier@cpu threshold`."""
@@ -346,7 +351,9 @@ def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     """Combine a planned step with its results in the journal."""
     start_time = record.starts.get(step.id, "")
     recorded_result = record.results.get(step.id)
-    result = _judge(start_time, record) if recorded_result is None else recorded_result
+    result = recorded_result
+    if result is None:
+        result = replace(_judge(start_time, record), attempts=record.attempts.get(step.id, ()))
     result_fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
     missing_reason = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, without a reason in the journal"
     result_fields |= {
@@ -419,7 +426,7 @@ def _exit_code(steps: list[StepOutcome], record: JournalRecord, state: str) -> E
     if not steps:
         # An empty shard is fine, because other shards may have the whole selection.
         return ExitCode.OK if record.run.shard else ExitCode.NOTHING_SELECTED
-    return exit_code_of(step.verdict for step in steps)
+    return exit_code_of((step.verdict for step in steps), flaky_passes=record.run.flaky_passes)
 
 
 def _make_cache_count(steps: Iterable[StepOutcome], stage: Stage) -> CacheCount:

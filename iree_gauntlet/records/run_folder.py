@@ -282,8 +282,18 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
             files += [source.path for source in step.inputs]
         has_files = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if has_files and _pick_essence(previous_steps[step.id]) == _pick_essence(step):
-            verdicts[step.id] = result.verdict
+            verdicts[step.id] = result.settled_verdict
     return verdicts
+
+
+def find_tried_steps(record: JournalRecord, steps: Sequence[Step]) -> dict[str, Verdict]:
+    """Return the verdicts of failed attempts at steps that were killed before their next attempt, and are the same."""
+    previous_steps = {step.id: step for step in record.planned}
+    return {
+        step.id: record.attempts[step.id][-1].verdict
+        for step in steps
+        if step.id in record.attempts and _pick_essence(previous_steps[step.id]) == _pick_essence(step)
+    }
 
 
 def _pick_essence(step: Step) -> tuple[object, ...]:

@@ -104,7 +104,14 @@ def list_findings(step: StepOutcome) -> list[str]:
     checks = [(check.passed is not False, format_check(check)) for check in step.checks]
     lines = [line for _, line in sorted(outputs + checks, key=lambda entry: entry[0])]
     process_line = _format_process_line(step)
-    return [*([process_line] if process_line else []), *lines]
+    attempt_lines = [
+        f"attempt {number} {attempt.verdict.past_tense}{f': {join_lines(attempt.reason)}' if attempt.reason else ''}"
+        f"{f'; log {attempt.log}' if attempt.log else ''}"
+        for number, attempt in enumerate(step.attempts, start=1)
+    ]
+    if attempt_lines:
+        attempt_lines.insert(0, step.attempts_text)
+    return [*([process_line] if process_line else []), *lines, *attempt_lines]
 
 
 def list_faults(step: StepOutcome) -> list[str]:

@@ -49,7 +49,8 @@ def format_error_commands(
         add("warning", Origin(""), "selection", text)
     for step in steps:
         if step.verdict.is_bad:
-            level = "warning" if step.verdict.is_doubtful else "error"
+            # A flaky step has passed in the end.
+            level = "error" if step.verdict.ends_early else "warning"
             add(level, _find_origin(step), f"{step.title} {step.verdict}", step.reason or step.verdict)
             continue
         for origin, text in list_unapplied(step):

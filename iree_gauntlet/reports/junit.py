@@ -100,17 +100,32 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
     for index, chain in enumerate(outcome.chains):
         start_time = min((step.started for step in chain.steps if step.started), default=outcome.started)
         files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
-        suites.append(
-            make_suite(
-                f"{label}/{chain.id}" if label else chain.id,
-                [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
-                dict(_list_properties(chain, outcome, first=index == 0)),
-                hostname=join_lines(outcome.machine.host),
-                timestamp=join_lines(start_time),
-                file=join_lines(next(iter(files), "")),
-            )
+        suite = make_suite(
+            f"{label}/{chain.id}" if label else chain.id,
+            [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
+            dict(_list_properties(chain, outcome, first=index == 0)),
+            hostname=join_lines(outcome.machine.host),
+            timestamp=join_lines(start_time),
+            file=join_lines(next(iter(files), "")),
         )
+        for step, case in zip(chain.steps, suite.iter("testcase"), strict=True):
+            case.extend([*_list_attempts(step, outcome)])
+        suites.append(suite)
     return suites
+
+
+def _list_attempts(step: StepOutcome, outcome: RunOutcome) -> Iterator[ET.Element]:
+    """Yield an element for each failed attempt besides the one that gave the verdict, as Maven Surefire writes them."""
+    passed = step.attempts[-1:] and step.attempts[-1].verdict.counts_as_pass
+    others = step.attempts[:-1] if passed else step.attempts[0 if step.unfinished else 1 :]
+    for attempt in others:
+        kind = "Error" if attempt.verdict.is_error else "Failure"
+        message = join_lines(attempt.reason) or str(attempt.verdict)
+        shown_step = step.for_attempt(attempt)
+        name = f"{'flaky' if passed else 'rerun'}{kind}"
+        element = ET.Element(name, {"message": message, "type": _find_type(shown_step)})
+        ET.SubElement(element, "stackTrace").text = _format_detail(shown_step, outcome)
+        yield element
 
 
 def make_toolchain_suite(label: str, problem: str, hint: str, left_out: bool) -> ET.Element:
@@ -131,16 +146,16 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml
         stdout=_truncate(_format_system_out(step, lean=outcome.has_many_chains), _MAX_CHARS),
     )
     verdict, message = step.verdict, join_lines(step.reason) or str(step.verdict)
-    if verdict.is_bad:
-        failure_type = str(verdict)
-        if verdict.is_error:
-            end_reason = join_lines(step.signal) or ("unfinished" if step.unfinished else failure_type)
-            failure_type = "timeout" if step.timed_out else end_reason
-        elif verdict is not Verdict.FAILED:
+    if verdict is Verdict.FLAKY:
+        # Readers of Surefire's files count it as passed: the attempts say what happened.
+        pass
+    elif verdict.is_bad:
+        failure_type = _find_type(step)
+        if not verdict.is_error and verdict is not Verdict.FAILED:
             message = f"{verdict.noun}: {message}"
         add = case.add_failure_info if verdict.exit_code is ExitCode.FAILED else case.add_error_info
         add(message, _format_detail(step, outcome), failure_type)
-    elif verdict is Verdict.XFAILED:
+    elif verdict in (Verdict.XFAILED, Verdict.QUARANTINED):
         detail = "" if outcome.has_many_chains else _format_detail(step, outcome)
         case.add_skipped_info(f"{verdict.noun}: {message}", detail)
     elif verdict is Verdict.SKIPPED:
@@ -150,6 +165,14 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml
         text = f"{pluralize(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}"
         case.add_skipped_info(join_lines(text))
     return case
+
+
+def _find_type(step: StepOutcome) -> str:
+    """Return the type of a failure: the verdict, or how an error came about."""
+    if not step.verdict.is_error:
+        return str(step.verdict)
+    end_reason = join_lines(step.signal) or ("unfinished" if step.unfinished else str(step.verdict))
+    return "timeout" if step.timed_out else end_reason
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.records.run_before import Change, PreviousRun
-    from iree_gauntlet.results import CacheUse, Check, OutputComparison
+    from iree_gauntlet.results import CacheUse, Check, OutputComparison, Result
 
 
 _RUN_FIELDS = ("run", "suite", "version", "command", "cwd", "started", "state", "resumed")
@@ -235,8 +235,8 @@ def _make_row(kind: Kind, step: StepOutcome, status: str) -> list[Any]:
 
 
 def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
-    if step.verdict is Verdict.PASSED:
-        return "PASSED"
+    if step.verdict in (Verdict.PASSED, Verdict.FLAKY, Verdict.QUARANTINED):
+        return str(step.verdict).upper()
     if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
         return "XFAILED"
     was_judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED or step.verdict.is_doubtful)
@@ -315,6 +315,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "real_time_ms": step.samples.real_time_ms if step.samples else (),
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
         "statistics": step.statistics,
+        **({"attempts": [_describe_attempt(attempt) for attempt in step.attempts]} if step.attempts else {}),
         "explanation": None if step.explanation is None else asdict(step.explanation),
         **({"cause": details.format_cause(step)} if step.verdict.is_bad else {}),
         "notes": step.notes,
@@ -323,6 +324,11 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         **({"worker": step.worker} if step.worker else {}),
         **({"unsupported": step.unsupported.as_dict()} if step.unsupported else {}),
     }
+
+
+def _describe_attempt(attempt: Result) -> dict[str, Any]:
+    names = ("verdict", "failure", "reason", "seconds", "exit_code", "signal", "timed_out", "log")
+    return {**_select_fields(attempt, names), "outputs": [_describe_output(output) for output in attempt.outputs]}
 
 
 def _describe_limit(check: Check | None) -> dict[str, Any]:
@@ -375,7 +381,7 @@ def run_document(
     unstarted_count = len(outcome.bad_steps) - len(bad)
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
-    blocks += _show_unapplied(outcome)
+    blocks += [*_show_quarantined(outcome), *_show_unapplied(outcome)]
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
     if not any(step.stage.row.runs_modules for step in outcome.steps):
         blocks += _show_code_totals(figures)
@@ -410,6 +416,13 @@ def _list_next_steps(outcome: RunOutcome, bad: Sequence[StepOutcome], folder: Pa
         yield Paragraph(("if a new figure is right: ", Name("gauntlet golden.update"), " proposes it"))
     if outcome.state != "complete":
         yield Paragraph(("to continue it: ", *_format_resume_command(outcome, folder)))
+
+
+def _show_quarantined(outcome: RunOutcome) -> Iterator[Block]:
+    """Show the failures that do not fail the run, because a suite has put their cases in quarantine."""
+    if steps := [step for step in outcome.steps if step.verdict is Verdict.QUARANTINED]:
+        yield Heading("Failures in quarantine")
+        yield Items(tuple((f"{step.title}: {step.reason}",) for step in steps), _TERMINAL_FINDINGS)
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:

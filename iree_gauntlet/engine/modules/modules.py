@@ -86,11 +86,13 @@ class ModuleMaker:
     Attributes:
         rebuilt_marks_dir: with --force-recompile, the folder in which all processes of a run mark the outputs that were
             rebuilt, so that each is rebuilt once; otherwise None, and the cache is used.
+        ignores_cache: True to rebuild every module, as often as it is requested.
     """
 
     session: Session[Any]
     workbench: Workbench
     rebuilt_marks_dir: Path | None
+    ignores_cache: bool = False
 
     def make(self, step: Step) -> Result:
         """Put the outputs of a step at their paths, from a cache or by running the step's tool."""
@@ -116,7 +118,8 @@ class ModuleMaker:
                 result = self._use_entry(step, shared_result.entry, f"from the shared cache {shared_store.url}")
             is_new = result is None
             if result is None:
-                reason = "--force-recompile" if force else self._explain_miss(step, lookup, ingredients, dumps=dumps)
+                reason = "repeated" if self.ignores_cache else "--force-recompile"
+                reason = reason if force else self._explain_miss(step, lookup, ingredients, dumps=dumps)
                 if shared_result.has_response and not shared_result.note:
                     reason += "; not in the shared cache"
                 for _, path in step.outputs:
@@ -148,7 +151,7 @@ class ModuleMaker:
     def _is_forced(self, step: Step, key: str) -> bool:
         """Return True if the step must run although its result is cached; only modules are forced, once in a run."""
         if self.rebuilt_marks_dir is None or not step.stage.row.makes_modules:
-            return False
+            return self.ignores_cache and step.stage.row.makes_modules
         return not (self.rebuilt_marks_dir / key).exists()
 
     def _use_entry(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
@@ -257,7 +260,7 @@ class ModuleMaker:
             return result
         if error_line and outcome.exit_code == _UNUSABLE_INPUT_EXIT_CODE:
             # The input file is at fault, not IREE.
-            return replace(result, verdict=Verdict.ERROR, reason=reason, failure=None)
+            return replace(result, verdict=Verdict.ERROR, reason=reason, failure=None, is_mistake=True)
         if not step.stage.row.makes_modules:
             # The failed program is the toolkit's, or one that the spec names, but not the product under test.
             return replace(result, verdict=Verdict.ERROR)

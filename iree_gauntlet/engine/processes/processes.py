@@ -53,6 +53,26 @@ class Processes:
         """Return the path of a step's log, relative to the run's folder."""
         return str((Path(step.folder) / stream).relative_to(self.run_dir))
 
+    def keep_attempt(self, step: Step, result: Result, number: int) -> Result:
+        """Move the files of a failed attempt to a folder of their own; return the result with their new places."""
+        folder = Path(step.folder)
+        kept_folder = folder / f"attempt{number}"
+        kept_folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.is_file():
+                path.replace(kept_folder / path.name)
+
+        def find_kept(name: str) -> str:
+            path = Path(name)
+            return str(kept_folder / path.name) if name and path.parent == folder else name
+
+        log = find_kept(str(self.run_dir / result.log)) if result.log else ""
+        outputs = (
+            replace(output, actual_path=find_kept(output.actual_path), expected_path=find_kept(output.expected_path))
+            for output in result.outputs
+        )
+        return replace(result, log=log and str(Path(log).relative_to(self.run_dir)), outputs=tuple(outputs))
+
     def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
         """Write a log for a failure about which no process has written one; return its path as in `log`."""
         path = Path(step.folder) / stream
