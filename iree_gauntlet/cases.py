@@ -6,6 +6,7 @@ URLs are absolute, because a dialect resolves relative paths before it builds a 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from datetime import date
 from enum import StrEnum
@@ -16,13 +17,13 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 from iree_gauntlet.stages import FailureKind, Kind, Stage
+from iree_gauntlet.targets import Target  # noqa: TC001 - read by its type
 from iree_gauntlet.variants import has_tuning_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iree_gauntlet.figures import GoldenField
-    from iree_gauntlet.targets import Target
 
 
 # The role of a case's own module, and of the steps that every chain has.
@@ -31,6 +32,7 @@ MAIN = "main"
 COUNTED = "count"
 # The role of a file that only the comparison of a threshold step reads.
 EXPECTED_OUTPUT = "expected_output"
+_URL = re.compile(r"https?://[^\s/]+/\S+")
 
 
 class ArgumentOrder(StrEnum):
@@ -410,6 +412,17 @@ class Quarantine(Recorded):
     def holds(self, day: date) -> bool:
         """Return whether failures are excused on a day."""
         return self.end_day is None or day < self.end_day
+
+
+def read_quarantine_end(value: object) -> str:
+    """Return the end of a quarantine as text, from a day (of TOML, or as text) or a URL; ValueError for others."""
+    text = str(value)
+    if _URL.fullmatch(text):
+        return text
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ValueError("expected a day such as 2026-12-31, or the URL of an issue") from error
 
 
 def _names_case(entry: Expectation | Quarantine, case: Case) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from iree_gauntlet.cases import Case, Expectation, Origin, Quarantine
+from iree_gauntlet.cases import Case, Expectation, Origin, Quarantine, read_quarantine_end
 from iree_gauntlet.dialects.fields import (
     ForPeople,
     StrictDocument,
@@ -42,25 +40,12 @@ if TYPE_CHECKING:
 
 # A suite's name is a part of the names of runs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
-_URL = re.compile(r"https?://[^\s/]+/\S+")
 
 
 def _check_reason(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a reason: explain why this fails, with a link if there is one")
     return text
-
-
-def _read_until(value: object) -> object:
-    """Return a day as text, `2026-12-31`, or the URL of an issue."""
-    if isinstance(value, date) and not isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, str):
-        if _URL.fullmatch(value):
-            return value
-        with suppress(ValueError):
-            return date.fromisoformat(value).isoformat()
-    raise ValueError("expected a day such as 2026-12-31, or the URL of an issue")
 
 
 def _parse_targets(names: Iterable[str], sku: str = "") -> tuple[Target, ...]:
@@ -99,7 +84,7 @@ class _ExpectTable(StrictDocument):
 class _QuarantineTable(StrictDocument):
     case: str = Field(description="Glob of model/submodel.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
-    until: Annotated[str, BeforeValidator(_read_until)] = Field(
+    until: Annotated[str, BeforeValidator(read_quarantine_end)] = Field(
         description="The first day on which failures count again, 2026-12-31, or the URL of an issue."
     )
     stage: _Stage | None = about(None, "The stage that fails; without it, all stages.")

@@ -101,6 +101,7 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         verdict=str(chain.verdict),
         reason=cause.reason[:_MAX_REASON_CHARS] if cause is not None and chain.verdict is not Verdict.PASSED else "",
         figures=tuple(_list_figures(chain, same_machine=same_machine)),
+        quarantine=next((str(step.quarantine.origin) for step in chain.steps if step.quarantine), ""),
     )
 
 

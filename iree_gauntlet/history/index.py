@@ -22,6 +22,7 @@ from iree_gauntlet.records.history_record import (
     RunIndexEntry,
     Series,
     SeriesKey,
+    VerdictPoint,
     make_history_file,
     read_history_file,
 )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 # The version of the tables; tables of another version are rebuilt.
 _VERSION = 5
 _FILE = "index.sqlite"
+# The verdicts of cases that were judged; expected failures and skipped cases say nothing about a rate of failures.
+_JUDGED_VERDICTS = ("passed", "failed", "error", "flaky", "quarantined")
 _WAIT_SECONDS = 60.0
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT NOT NULL);
@@ -51,8 +54,11 @@ CREATE TABLE figures (
     file TEXT, model TEXT, submodel TEXT, target TEXT, figure TEXT, sku TEXT, flags TEXT, value REAL,
     disturbed INTEGER, golden REAL, bound REAL, more_is_better INTEGER, first_value REAL
 );
+CREATE TABLE verdicts (
+    file TEXT, model TEXT, submodel TEXT, target TEXT, sku TEXT, flags TEXT, verdict TEXT, reason TEXT, quarantine TEXT
+);
 """
-_SELECT_SERIES = """
+_COUNTED_RUNS = """
 WITH counted AS MATERIALIZED (
     -- A run that was added before it was resumed, and again after it, is there once: as it has most. So is one that
     -- was imported again with its commit.
@@ -63,14 +69,22 @@ WITH counted AS MATERIALIZED (
             AND (other.figures, other.commit_id != '', other.file) > (runs.figures, runs.commit_id != '', runs.file)
     )
 )
+"""
+_SELECT_SERIES = """
 SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
        figures.file, run, time, iree, commit_id, value, disturbed, golden, bound, named, first_value
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
+_SELECT_VERDICTS = """
+SELECT model, submodel, target, sku, machine, flags, run, time, iree, commit_id, verdict, reason, quarantine
+FROM verdicts JOIN counted ON counted.file = verdicts.file
+ORDER BY model, submodel, target, sku, machine, flags, day, time, verdicts.file
+"""
 # The number of columns of a key, in the order of its fields; columns of a point follow.
 _KEY_COLUMNS = 8
-_DELETE = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
+_DELETE_ROWS = ("DELETE FROM figures WHERE file = ?", "DELETE FROM verdicts WHERE file = ?")
+_DELETE = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", *_DELETE_ROWS)
 
 
 class HistoryIndex:
@@ -102,7 +116,7 @@ class HistoryIndex:
         """Read all series, with their keys."""
         points_by_key: dict[SeriesKey, list[Point]] = {}
         with self._open() as database:
-            for row in database.execute(_SELECT_SERIES):
+            for row in database.execute(_COUNTED_RUNS + _SELECT_SERIES):
                 model, submodel, target, figure, sku, flags, machine, more_is_better = row[:_KEY_COLUMNS]
                 key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more_is_better))
                 file, run, time, iree, commit, value, disturbed, golden, limit, iree_arg, first_value = row[
@@ -113,6 +127,17 @@ class HistoryIndex:
                 )
                 points_by_key.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
+
+    def verdicts(self) -> dict[tuple[str, str, str], list[VerdictPoint]]:
+        """Read the verdicts on each case, by case, SKU and machine, in order of the runs; of the newest flags only."""
+        by_flags: dict[tuple[str, str, str], dict[str, list[VerdictPoint]]] = {}
+        with self._open() as database:
+            for model, submodel, target, sku, machine, flags, *point in database.execute(
+                _COUNTED_RUNS + _SELECT_VERDICTS
+            ):
+                key = f"{model}/{submodel}" + (f"@{target}" if target else ""), sku, machine
+                by_flags.setdefault(key, {}).setdefault(flags, []).append(VerdictPoint(*point))
+        return {key: max(groups.values(), key=lambda points: points[-1].time) for key, groups in by_flags.items()}
 
     def runs(self) -> list[RunIndexEntry]:
         """Read all runs, the newest last."""
@@ -201,8 +226,16 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
         # A value that is not finite stays in the file, but has no series.
         if math.isfinite(figure.value)
     ]
-    # Remove these figures first, because another process may have inserted them, too.
-    database.execute("DELETE FROM figures WHERE file = ?", (name,))
+    verdicts = [
+        (name, case.model, case.submodel, case.target, case.sku, case.flags, case.verdict, case.reason, case.quarantine)
+        for case in run.cases
+        # In a run that did not end, an error may be of a step that never ran.
+        if run.state == "complete" and case.verdict in _JUDGED_VERDICTS
+    ]
+    # Remove these rows first, because another process may have inserted them, too.
+    for statement in _DELETE_ROWS:
+        database.execute(statement, (name,))
+    database.executemany("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", verdicts)
     confirms = json.dumps(run.confirms.as_dict() if run.confirms else {})
     row = RunIndexEntry(
         *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.figures import Effect, Figure, Margin
 from iree_gauntlet.measuring.statistics.change_points import MIN_CONFIRMED_RUNS, find_change_points, find_drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
-from iree_gauntlet.records.history_record import Finding, FindingKind, Series
+from iree_gauntlet.records.history_record import FailureRate, Finding, FindingKind, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.figures import HistoryView
-    from iree_gauntlet.records.history_record import FigureConfirmation, Point, SeriesKey
+    from iree_gauntlet.records.history_record import FigureConfirmation, Point, SeriesKey, VerdictPoint
 
 
 # A numerical error that changes at least three times, and in a third of the runs or more, does not depend on the IREE
 # alone: it is judged as noisy.
 _MIN_CHANGES, _MAX_RUNS_PER_CHANGE = 3, 3
+# The newest runs of a case that its rate of failures is computed from, and the confidence of the rate's interval.
+_RATED_RUNS, _CONFIDENCE = 200, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,50 @@ def _list_drifts(series: Series, min_effect: float) -> list[Finding]:
             disturbed=sum(flags),
         )
     ]
+
+
+def judge_verdicts(
+    verdicts: Mapping[tuple[str, str, str], Sequence[VerdictPoint]], pattern: str = "", sku: str = ""
+) -> tuple[FailureRate, ...]:
+    """Find the cases that fail, are flaky, or are in quarantine, the most frequent failures first.
+
+    Only the newest runs of each case count. An empty `pattern` (a glob over cases) or `sku` matches all.
+    """
+    rates = [
+        _make_rate(key, points[-_RATED_RUNS:])
+        for key, points in verdicts.items()
+        if fnmatchcase(key[0], pattern or "*") and sku in ("", key[1])
+    ]
+    return tuple(
+        sorted(
+            (rate for rate in rates if rate.needs_notice),
+            key=lambda rate: (rate.kind, -rate.failures / rate.runs, rate.case, rate.sku, rate.machine),
+        )
+    )
+
+
+def _make_rate(key: tuple[str, str, str], points: Sequence[VerdictPoint]) -> FailureRate:
+    failures = [point for point in points if point.is_failure]
+    passed_versions = {point.version for point in points if point.verdict in ("passed", "flaky")} - {""}
+    is_flaky = any(point.verdict == "flaky" or point.version in passed_versions for point in failures)
+    passes = next((index for index, point in enumerate(reversed(points)) if point.is_failure), len(points))
+    # A case that is only broken has no rate: it has failed since a run.
+    kind = "flaky" if is_flaky else "failed" if failures and not passes else "passed"
+    if kind == "failed":
+        start = max((index + 1 for index, point in enumerate(points) if not point.is_failure), default=0)
+        points = failures = list(points[start:])
+    low, high = _compute_interval(len(failures), len(points))
+    first, last = (failures[0], failures[-1]) if failures else (None, None)
+    return FailureRate(*key, kind, len(points), len(failures), low, high, first, last, passes, points[-1].quarantine)
+
+
+def _compute_interval(failures: int, runs: int) -> tuple[float, float]:
+    """Compute Wilson's interval of a probability: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212."""
+    z = statistics.NormalDist().inv_cdf(1 - (1 - _CONFIDENCE) / 2)
+    share, scale = failures / runs, 1 + z * z / runs
+    middle = (share + z * z / (2 * runs)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / runs + z * z / (4 * runs * runs))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def remove_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Series, ...]:

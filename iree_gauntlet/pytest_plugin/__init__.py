@@ -73,6 +73,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="What it means if a golden is not applied because it is for another release (default: warn).",
     )
     group.addoption(
+        "--rerun-failed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Repeat a step that failed in fresh processes, at most so often: if it passes then, it is flaky.",
+    )
+    group.addoption(
+        "--flaky", choices=("fail", "pass"), default="fail", help="Whether a flaky step fails its test (default: fail)."
+    )
+    group.addoption(
         "--variant",
         action="append",
         default=[],

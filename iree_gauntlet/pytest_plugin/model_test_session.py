@@ -116,6 +116,8 @@ class SessionSettings:
         force_recompile: True if modules are rebuilt, once for all processes.
         confirm: how a broken golden time is confirmed; None to fail at once.
         all_goldens: True if a golden that is not applied makes its test inconclusive.
+        reruns: how often a step that failed is repeated.
+        flaky_passes: True if a flaky step does not fail its test.
         command: the pytest command of the user.
     """
 
@@ -124,6 +126,8 @@ class SessionSettings:
     force_recompile: bool
     confirm: ConfirmRules | None
     all_goldens: bool
+    reruns: int
+    flaky_passes: bool
     markers: str
     variants: tuple[FlagVariant, ...]
     command: Sequence[str]
@@ -163,13 +167,16 @@ class ModelTestSession:
             allow_xpass=False,
             all_goldens=settings.all_goldens,
             confirm=settings.confirm,
+            reruns=settings.reruns,
+            flaky_passes=settings.flaky_passes,
         )
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
         suite = "+".join(("pytest", *(variant.name for variant in variants)))
         event = make_run_event(plan, run_dir, self._workbench, suite, targets, settings.command)
-        self._journal.write_opening(replace(event, markers=settings.markers, variants=variants), plan.steps)
+        event = replace(event, markers=settings.markers, variants=variants, flaky_passes=settings.flaky_passes)
+        self._journal.write_opening(event, plan.steps)
         self._session: Session[Journal] | None = None
         self._stack = ExitStack()
 
@@ -200,7 +207,8 @@ class ModelTestSession:
         steps = self._list_steps(case)
         self._perform(steps)
         for step in steps[:-1]:
-            if self._verdicts[step.id] is Verdict.FAILED:
+            verdict = self._verdicts[step.id]
+            if verdict is Verdict.FAILED or self.is_failed_flake(verdict):
                 raise TestFailure(self._make_outcome(step), self.run_dir)
         outcome = self._make_outcome(steps[-1])
         # A test that could not be judged does not pass.
@@ -208,12 +216,18 @@ class ModelTestSession:
             raise StepError(outcome, self.run_dir)
         return outcome
 
+    def is_failed_flake(self, verdict: Verdict) -> bool:
+        """Return True if a step was flaky, and so fails its test."""
+        return verdict is Verdict.FLAKY and not self._options.flaky_passes
+
     def close(self) -> None:
         """End the running steps and the journal."""
         self._stack.close()
         seconds = (datetime.now(UTC) - self._began).total_seconds()
         self._journal.write_end(
-            exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False
+            exit_code=int(exit_code_of(self._verdicts.values(), flaky_passes=self._options.flaky_passes)),
+            seconds=seconds,
+            interrupted=False,
         )
         self._journal.close()
 

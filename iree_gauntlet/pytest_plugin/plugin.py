@@ -220,7 +220,7 @@ class ModelTest(_TestOfFile):
         self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
         if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
             pytest.skip(outcome.reason)
-        if outcome.verdict.counts_as_failure:
+        if outcome.verdict.counts_as_failure or session.is_failed_flake(outcome.verdict):
             raise CheckFailure(outcome, session.run_dir)
 
     def _find_session(self) -> ModelTestSession:
@@ -378,6 +378,8 @@ class ModelTestPlugin:
                     self._config.getoption("verdict"), self._config.getoption("confirm_seconds")
                 ),
                 all_goldens=self._config.getoption("unapplied_goldens") == "fail",
+                reruns=self._config.getoption("rerun_failed"),
+                flaky_passes=self._config.getoption("flaky") == "pass",
                 markers=self._config.getoption("markexpr") or "",
                 variants=find_variants(self._config.getoption("variant"), ()),
                 command=self._command,

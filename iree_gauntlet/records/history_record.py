@@ -44,6 +44,11 @@ _TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 _VERSION_DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
 # The verdicts of a comparison in which nothing got worse.
 _REFUTING_VERDICTS = ("same", "faster", "not slower")
+# The verdicts of a case whose first attempt failed.
+_FAILED_VERDICTS = ("failed", "error", "flaky", "quarantined")
+_UNKNOWN = "–"
+# After so many runs without a failure, the end of a quarantine is proposed.
+_RELEASE_RUNS = 20
 # The keys in JSON of a finding, and of the points next to the finding's step.
 _FINDING_KEYS = ("kind", "suspected", "accepted", "confirmed", "ratio")
 _POINT_KEYS = ("run", "time", "iree", "commit", "file")
@@ -68,7 +73,7 @@ class IreeVersion(Recorded):
     @property
     def shown(self) -> str:
         """The version; if unknown, the commit; if both are unknown, a dash."""
-        return self.compiler or self.compiler_commit[:12] or "–"
+        return self.compiler or self.compiler_commit[:12] or _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,8 @@ class HistoryFigure(Recorded):
 class HistoryCase(Recorded):
     """A model on a target (with variants: `cpu+O3`).
 
-    `device` is IREE's device, such as `hip`; `flags` is a hash of compile and run flags.
+    `device` is IREE's device, such as `hip`; `flags` is a hash of compile and run flags; `quarantine` is the place of
+    the suite's entry, in force or not.
     """
 
     model: str
@@ -137,6 +143,7 @@ class HistoryCase(Recorded):
     verdict: str = ""
     reason: str = ""
     figures: tuple[HistoryFigure, ...] = ()
+    quarantine: str = field(default="", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +416,76 @@ class Series:
     points: tuple[Point, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictPoint:
+    """The verdict on a case in a run."""
+
+    run: str
+    time: str
+    iree: str
+    commit: str
+    verdict: str
+    reason: str
+    quarantine: str
+
+    @property
+    def is_failure(self) -> bool:
+        """True if the first attempt did not succeed, whatever its repetitions and quarantine made of it."""
+        return self.verdict in _FAILED_VERDICTS
+
+    @property
+    def version(self) -> str:
+        """The commit or version of the IREE; empty if unknown."""
+        return self.commit or self.iree.removeprefix(_UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """The share of runs in which a case failed, on machines that are alike.
+
+    Attributes:
+        kind: `flaky` if the case passed and failed with the same IREE, `failed` if it has failed in every run since its
+            first failure, otherwise `passed`.
+        runs, failures: the number of runs, and of those in which the first attempt failed.
+        low, high: the interval that contains the probability of a failure with 95 % confidence (Wilson).
+        first, last: the first and the last failure; None without any.
+        passes_in_a_row: the number of newest runs without a failure.
+        quarantine: the place of the newest run's entry in a suite; empty for none.
+    """
+
+    case: str
+    sku: str
+    machine: str
+    kind: str
+    runs: int
+    failures: int
+    low: float
+    high: float
+    first: VerdictPoint | None
+    last: VerdictPoint | None
+    passes_in_a_row: int
+    quarantine: str
+
+    @property
+    def needs_notice(self) -> bool:
+        """True if the case fails, is flaky, or is in quarantine."""
+        return self.kind != "passed" or bool(self.quarantine)
+
+    @property
+    def can_be_released(self) -> bool:
+        """True if a case in quarantine has passed so often that the entry can be removed."""
+        return bool(self.quarantine) and self.passes_in_a_row >= _RELEASE_RUNS
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rate for JSON."""
+        names = ("case", "sku", "machine", "kind", "runs", "failures", "low", "high", "passes_in_a_row", "quarantine")
+        ends = {
+            name: point and {key: getattr(point, key) for key in ("run", "time", "iree", "commit", "verdict", "reason")}
+            for name, point in (("first", self.first), ("last", self.last))
+        }
+        return {**{name: getattr(self, name) for name in names}, **ends, "can_be_released": self.can_be_released}
+
+
 class FindingKind(StrEnum):
     """The kinds of findings."""
 
@@ -511,6 +588,7 @@ class HistoryOutcome:
     series: tuple[Series, ...]
     findings: tuple[Finding, ...]
     problems: tuple[str, ...] = ()
+    rates: tuple[FailureRate, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:

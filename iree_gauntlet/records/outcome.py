@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Verdict, exit_code_of
+from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Quarantine, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.formatting import format_duration, join_lines, list_first, pluralize
 from iree_gauntlet.journal_events import EndEvent, MachineInfo, RunTarget, ToolchainInfo
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _RESULT_FIELDS = tuple(attribute.name for attribute in fields(Result))
 _PLANNED_FIELDS = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
-    *("flags", "device", "goldens", "idle_goldens", "origin"),
+    *("flags", "device", "goldens", "idle_goldens", "origin", "quarantine"),
 )
 _ENVIRONMENT_NOTE = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MAX_ENVIRONMENT_NOTES = 5
@@ -71,6 +71,7 @@ class StepOutcome(Result):
         started: the start, ISO 8601; empty if unknown.
         flags: the process's flags, without its binary.
         explanation: None if no explanation was requested.
+        quarantine: the suite's entry for the step, perhaps no longer in force; None without one.
     """
 
     id: str
@@ -94,6 +95,7 @@ class StepOutcome(Result):
     idle_goldens: tuple[Golden, ...]
     origin: Origin
     explanation: Explanation | None = None
+    quarantine: Quarantine | None = None
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_record import RunIndexEntry, SeriesKey
+    from iree_gauntlet.records.history_record import FailureRate, RunIndexEntry, SeriesKey
 
 
 _RUN_COLUMNS = (
@@ -58,6 +58,15 @@ _CHANGE_COLUMNS = (
     Column("runs", ColumnKind.NUMBER, drop_order=1),
     Column("p", ColumnKind.NAME, drop_order=3),
     Column("machine", ColumnKind.NAME, drop_order=4),
+)
+_RATE_COLUMNS = (
+    Column("verdict", ColumnKind.VERDICT),
+    Column("model", ColumnKind.NAME),
+    Column("failed"),
+    Column("rate", ColumnKind.NAME),
+    Column("since", ColumnKind.NAME),
+    Column("last", ColumnKind.NAME, drop_order=1),
+    Column("machine", ColumnKind.NAME, drop_order=2),
 )
 _TERMINAL_ROWS = 60
 _POINT_FIELDS = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
@@ -94,7 +103,12 @@ def make_history_page(outcome: HistoryOutcome, now: str, stored_data: str = "") 
     changed = {finding.key for finding in outcome.findings}
     commands = [command for finding in outcome.findings if (command := finding.bisect_command)]
     next_steps = list_next_steps(commands[:_MAX_NEXT_COMMANDS])
-    blocks = [*_show_changes(outcome, stored_data), *next_steps, Heading("Every series")]
+    blocks = [
+        *_show_changes(replace(outcome, rates=()), stored_data),
+        *next_steps,
+        *_show_rates(outcome.rates),
+        Heading("Every series"),
+    ]
     blocks += _show_all(by_case, outcome, anchors)
     for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
@@ -225,13 +239,38 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" --metric {metric} {case}")
 
 
-def make_runs_document(runs: Sequence[RunIndexEntry]) -> Document:
-    """Return a document with a list of runs."""
+def _show_rates(rates: Sequence[FailureRate]) -> Iterator[Block]:
+    """Show how often cases fail, and the quarantines that can end."""
+    if not rates:
+        return
+    rows = []
+    for rate in rates:
+        share = f"{100 * rate.failures / rate.runs:.0f} % ({100 * rate.low:.0f} to {100 * rate.high:.0f} %)"
+        since, last = (f"{point.time[:10]}, {point.iree}" if point else "" for point in (rate.first, rate.last))
+        verdict = ColouredCell(f"{rate.kind}{' (quarantine)' if rate.quarantine else ''}", rate.kind)
+        rows.append(
+            (verdict, rate.case, f"{rate.failures} of {rate.runs}", share, since, last, rate.sku or rate.machine)
+        )
+    yield Heading("Cases that fail")
+    yield Table(_RATE_COLUMNS, tuple(rows), _TERMINAL_ROWS).filled_form
+    yield Paragraph(("In brackets: the interval with 95 % confidence. Repetitions of a step do not count.",))
+    if released := [rate for rate in rates if rate.can_be_released]:
+        yield Heading("Quarantines that can end")
+        lines = (
+            f"{rate.case}: passed in the last {rate.passes_in_a_row} runs: remove {rate.quarantine}"
+            for rate in released
+        )
+        yield Items(tuple((line,) for line in lines))
+
+
+def make_runs_document(runs: Sequence[RunIndexEntry], rates: Sequence[FailureRate] = ()) -> Document:
+    """Return a document with a list of runs, and the rates of cases that fail."""
     rows = tuple(
         (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
-    return Document("", pluralize(len(runs), "run"), (), Table(_RUN_COLUMNS, rows).short_form if rows else ())
+    blocks = (*(Table(_RUN_COLUMNS, rows).short_form if rows else ()), *_show_rates(rates))
+    return Document("", pluralize(len(runs), "run"), (), blocks)
 
 
 def make_changes_document(outcome: HistoryOutcome) -> Document:
@@ -246,6 +285,7 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
         notes.append("† the IREE is the same before and after: something else changed, such as the machine")
     if notes:
         blocks.append(Notes(tuple(notes)))
+    blocks += _show_rates(outcome.rates)
     if outcome.problems:
         blocks += [Heading("Not read"), Items(tuple((problem,) for problem in outcome.problems))]
     worse = [finding for finding in outcome.regressions if not finding.suspected]

@@ -4,33 +4,51 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.operator_suite import OperatorSuite
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tests.support.command_line import CommandResult
     from tests.support.toy_project import Project
+
+pytestmark = pytest.mark.iree
 
 _STEP = "toy/abs@cpu:threshold"
 _CRASH = "kill -SEGV $$"
-_WRONG = 'echo "[FAILED] result[0]: element at index 0 (1) does not match the expected (2)"; exit 1'
+_FAILURE = 'echo "[FAILED] result[0]: element at index 0 (1) does not match the expected (2)"; exit 1'
 
 
 def write_runner(project: Project, bad: Collection[int], action: str = _CRASH) -> dict[str, str]:
     """Write an iree-run-module that does something else in some of its starts that compare outputs, from 1."""
-    count = shlex.quote(str(project.folder / "starts"))
+    (project.folder / "starts").write_text("")
+    starts = shlex.quote(str(project.folder / "starts"))
     cases = f"{'|'.join(map(str, bad)) or 'none'}) {action} ;;"
     script = f"""case "$*" in *--expected_output=*)
-echo >> {count}
-case $(($(wc -l < {count}))) in {cases} esac ;; esac
+echo >> {starts}
+case $(($(wc -l < {starts}))) in {cases} esac ;; esac
 exec {shlex.quote(find_installed().runtime.run_module)} "$@\""""
     return {"run_module": project.write_tool(script)}
+
+
+def count_starts(project: Project) -> int:
+    return len((project.folder / "starts").read_text())
+
+
+def run(project: Project, *words: str, **tools: str) -> CommandResult:
+    return project.gauntlet("run", "--stages", "threshold", *words, **tools)
+
+
+def list_attempts(project: Project) -> list[str]:
+    return [str(attempt.verdict) for attempt in project.journal.results[_STEP].attempts]
 
 
 def read_case(project: Project) -> ET.Element:
@@ -39,11 +57,167 @@ def read_case(project: Project) -> ET.Element:
 
 
 def test_a_program_that_crashes_the_first_time_only_is_flaky(project: Project) -> None:
-    done = project.gauntlet("run", "--stages", "threshold", "--rerun-failed", "2", **write_runner(project, {1}))
-    print(done.text)
-    assert (done.code, project.verdict(_STEP)) == (1, "flaky"), print(done.text)
-    print(done.text)
-    result = project.journal.results[_STEP]
-    assert [str(attempt.verdict) for attempt in result.attempts] == ["error", "passed"]
-    print(ET.tostring(read_case(project)).decode())
-    assert 0
+    runner = write_runner(project, {1})
+    done = run(project, "--rerun-failed", "2", **runner)
+    assert (done.code, project.verdict(_STEP), list_attempts(project)) == (1, "flaky", ["error", "passed"]), done.text
+    assert "1 case: 1 flaky · 3 steps: 1 flaky, 2 passed" in done.out
+    log = "steps/toy/abs.cpu/threshold/attempt1/stderr.txt"
+    assert f"  attempt 1 ended in an error: iree-run-module crashed with SIGSEGV; log {log}\n" in done.out
+    assert (project.newest / log).is_file()
+    # Readers of Surefire's files count it as passed, and name the attempt that failed.
+    children = {child.tag: child for child in read_case(project)}
+    assert children.keys() == {"system-out", "flakyError"}
+    assert children["flakyError"].attrib == {"message": "iree-run-module crashed with SIGSEGV", "type": "SIGSEGV"}
+    assert log in str(children["flakyError"].findtext("stackTrace"))
+    summary = json.loads((project.newest / "summary.json").read_text())
+    assert (summary["counts"]["flaky"], summary["exit_code"]) == (1, 1)
+    (step,) = (step for step in summary["chains"][0]["steps"] if step["stage"] == "threshold")
+    assert [(attempt["verdict"], attempt["signal"]) for attempt in step["attempts"]] == [
+        ("error", "SIGSEGV"),
+        ("passed", ""),
+    ]
+    assert log in (project.newest / "summary.html").read_text()
+    # Later reports have the same exit code, and so has a run that lets flaky steps pass.
+    assert project.gauntlet("report", "latest").code == 1
+    write_runner(project, {1})
+    done = run(project, "--rerun-failed", "1", "--flaky", "pass", "--fail-fast", **runner)
+    assert (done.code, project.verdict(_STEP)) == (0, "flaky"), done.text
+    assert project.gauntlet("report", "latest").code == 0
+    # Without the option, nothing is repeated.
+    write_runner(project, {1})
+    assert run(project, **runner).code == 3
+    assert (count_starts(project), list_attempts(project)) == (1, [])
+
+
+def test_a_program_that_always_fails_has_failed_in_all_attempts(project: Project) -> None:
+    done = run(project, "--rerun-failed", "2", "--flaky", "pass", **write_runner(project, range(1, 9), _FAILURE))
+    assert (done.code, project.verdict(_STEP), list_attempts(project)) == (1, "failed", ["failed"] * 3), done.text
+    assert count_starts(project) == 3
+    assert "  failed in all 3 attempts\n" in done.out
+    assert sorted(child.tag for child in read_case(project)) == [
+        "failure",
+        "rerunFailure",
+        "rerunFailure",
+        "system-out",
+    ]
+
+
+def test_mistakes_expected_failures_and_broken_goldens_are_not_repeated(project: Project) -> None:
+    tools = write_runner(project, range(1, 9), _FAILURE)
+    project.suite('[[expect_failure]]\ncase = "toy/abs"\nstage = "threshold"\nreason = "known"\n')
+    assert run(project, "--suite", "s", "--rerun-failed", "3", **tools).code == 0
+    assert (project.verdict(_STEP), count_starts(project)) == ("xfailed", 1)
+    project.regression(run_function="abz")
+    tools = write_runner(project, ())
+    assert run(project, "--rerun-failed", "3", **tools).code == 3
+    assert (project.verdict(_STEP), count_starts(project)) == ("error", 1)
+
+
+def test_a_run_that_was_killed_between_two_attempts_goes_on_with_the_next(project: Project) -> None:
+    tools = write_runner(project, {1, 2})
+    run(project, "--rerun-failed", "2", **tools)
+    assert list_attempts(project) == ["error", "error", "passed"]
+    # The journal is now as a kill after the first attempt leaves it.
+    journal = project.newest / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    end = next(number for number, line in enumerate(lines) if line.startswith('{"event":"attempt"'))
+    journal.write_text("".join(lines[: end + 1]))
+    report = project.gauntlet("report", "latest")
+    assert "attempt 1 ended in an error" in report.out, report.text
+    write_runner(project, {1})
+    done = project.gauntlet("run", "--resume", **tools)
+    assert (done.code, list_attempts(project)) == (1, ["error", "error", "passed"]), done.text
+    assert count_starts(project) == 2
+    # All attempts were made, and only the result is missing: nothing is repeated.
+    lines = [line for line in journal.read_text().splitlines(keepends=True) if '"event":"end"' not in line]
+    journal.write_text("".join(line for line in lines if '"result"' not in line or _STEP not in line))
+    done = project.gauntlet("run", "--resume", **tools)
+    assert list_attempts(project)[:2] == ["error", "error"]
+    # A changed step begins anew.
+    write_runner(project, ())
+    journal.write_text("".join(line for line in lines if '"result"' not in line or _STEP not in line))
+    project.write_expected("abs", [9.0] * 4)
+    done = project.gauntlet("run", "--resume", **tools)
+    assert list_attempts(project) == ["failed"] * 3, done.text
+
+
+def test_an_operators_case_is_repeated_outside_of_the_servers(project: Project) -> None:
+    suite = OperatorSuite(project)
+    suite.add_misspelt("misspelt")
+    done = suite.run("--rerun-failed", "1", **project.write_logging_tools())
+    assert done.code == 1, done.text
+    # The server compiled it first, and the cache knows the failure then.
+    assert project.calls.count("compile") == 1
+    attempts = project.journal.results["node/misspelt@cpu_sync:compile"].attempts
+    assert [attempt.cache and attempt.cache.hit for attempt in attempts] == [False, False]
+
+
+def test_a_quarantine_excuses_failures_until_its_day(project: Project) -> None:
+    tools = write_runner(project, range(1, 99), _FAILURE)
+    entry = '[[quarantine]]\ncase = "toy/*"\nreason = "races, see the issue"\nuntil = '
+    project.suite(f"{entry}9999-12-31\n")
+    done = run(project, "--suite", "s", "--rerun-failed", "1", **tools)
+    assert (done.code, project.verdict(_STEP)) == (0, "quarantined"), done.text
+    assert "1 case: 1 quarantined" in done.out
+    assert "Failures in quarantine\n" in done.out
+    assert "in quarantine until 9999-12-31: races, see the issue" in done.out
+    case = {child.tag: child for child in read_case(project)}
+    assert str(case["skipped"].get("message")).startswith("quarantined: ")
+    assert "rerunFailure" in case
+    # Without a suite, the entries of the project's suites apply too.
+    done = run(project, **tools)
+    assert (done.code, project.verdict(_STEP)) == (0, "quarantined"), done.text
+    assert "in quarantine, according to suites/s.toml: toy/abs\n" in done.err
+    # The URL of an issue has no end; an entry of another stage excuses nothing.
+    project.suite(f'{entry}"https://github.com/iree-org/iree/issues/22649"\n')
+    assert run(project, "--suite", "s", **tools).code == 0
+    project.suite(f'{entry}"9999-12-31"\nstage = "compile"\n')
+    assert run(project, "--suite", "s", **tools).code == 1
+    # It ended: failures count again, loudly.
+    project.suite(f"{entry}2020-01-02\n")
+    done = run(project, "--suite", "s", **tools)
+    assert (done.code, project.verdict(_STEP)) == (1, "failed"), done.text
+    warning = "quarantine of toy/* (races, see the issue) ended on 2020-01-02: its failures fail the run again"
+    assert f"warning: {warning} (suites/s.toml: quarantine[0])" in done.err
+    assert "ended on 2020-01-02: its failures fail the run again" in (project.newest / "summary.md").read_text()
+    # The day on which the run started decides, also in its later parts.
+    journal = project.newest / "journal.jsonl"
+    lines = [line for line in journal.read_text().splitlines(keepends=True) if f'"step":"{_STEP}"' not in line]
+    lines[0] = re.sub(r'"time":"[^T"]*', '"time":"2020-01-01', lines[0], count=1)
+    journal.write_text("".join(lines[:-1]))
+    done = project.gauntlet("run", "--resume", **tools)
+    assert (done.code, project.verdict(_STEP)) == (0, "quarantined"), done.text
+    assert "(races, see the issue) ends in 1 day, on 2020-01-02: then its failures fail the run" in done.err
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ('case = "toy/*"\nreason = "r"\nuntil = "soon"', "expected a day such as 2026-12-31, or the URL of an issue"),
+        ('case = "toy/*"\nreason = "r"', "until"),
+        ('case = "toy/abz"\nreason = "r"\nuntil = 2030-01-01', "'toy/abz' matches no spec"),
+    ],
+)
+def test_a_quarantine_without_end_or_case_is_refused(project: Project, entry: str, says: str) -> None:
+    project.suite(f"[[quarantine]]\n{entry}\n")
+    done = project.gauntlet("plan", "--suite", "s")
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_program_that_fails_by_chance_has_a_rate_in_the_history(project: Project) -> None:
+    chance = random.Random(1)
+    tools = write_runner(project, {number for number in range(1, 99) if chance.random() < 0.2})
+    verdicts = []
+    for _ in range(6):
+        run(project, "--rerun-failed", "2", **tools)
+        verdicts.append(project.verdict(_STEP))
+        assert project.gauntlet("history.add").code == 0
+    assert set(verdicts) == {"passed", "flaky"}
+    done = project.gauntlet("history.check", "--format", "json")
+    (rate,) = json.loads(done.out)["rates"]
+    flaky_count = verdicts.count("flaky")
+    assert (rate["kind"], rate["runs"], rate["failures"]) == ("flaky", 6, flaky_count)
+    assert rate["low"] < 0.2 < rate["high"]
+    done = project.gauntlet("history.list")
+    assert f"{flaky_count} of 6" in done.out, done.text

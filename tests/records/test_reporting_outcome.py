@@ -63,6 +63,8 @@ def test_everything_that_can_happen_is_counted(tmp_path: Path) -> None:
         Verdict.XFAILED: 1,
         Verdict.XPASSED: 1,
         Verdict.INCONCLUSIVE: 1,
+        Verdict.FLAKY: 0,
+        Verdict.QUARANTINED: 0,
     }
     assert outcome.exit_code is ExitCode.ERROR
     assert outcome.seconds == 90.5
