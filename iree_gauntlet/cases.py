@@ -101,8 +101,8 @@ class Verdict(StrEnum):
 
     @property
     def counts_as_failure(self) -> bool:
-        """True if the tested program failed, expected or not."""
-        return self in (Verdict.FAILED, Verdict.XFAILED)
+        """True if the tested program failed, expected, excused, or neither."""
+        return self in (Verdict.FAILED, Verdict.XFAILED, Verdict.QUARANTINED)
 
     @property
     def is_conclusive(self) -> bool:

@@ -10,6 +10,7 @@ fails (a crash), this is the step's result, and the step is not repeated.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 # The number of times a step is repeated after losing its worker.
+# The files of failed attempts are in such folders of their step.
+_ATTEMPT_FOLDER = re.compile(r"attempt\d+")
 _MAX_RETRIES = 2
 # A killed worker returns within seconds, and a rebooting host within minutes.
 _WORKER_TIMEOUT_SECONDS = 120.0
@@ -314,8 +317,9 @@ def make_file_saver(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
         folder = Path(step.folder)
         for name, file_bytes in answer.files:
             path = run_dir / name
-            if path.parent == folder and name == str(path.relative_to(run_dir)):
-                folder.mkdir(parents=True, exist_ok=True)
+            parent = path.parent.parent if _ATTEMPT_FOLDER.fullmatch(path.parent.name) else path.parent
+            if parent == folder and name == str(path.relative_to(run_dir)):
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, file_bytes)
 
     return save_files

@@ -203,7 +203,7 @@ class RunExecutor:
 def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]]:
     """Yield each file's name relative to the run's folder, and its content; for a large file, its beginning and end."""
     remaining_bytes = _MAX_STEP_BYTES
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for path in sorted((*folder.glob("*"), *folder.glob("attempt*/*"))):
         if path.suffix not in _SMALL_FILE_SUFFIXES or not path.is_file():
             continue
         try:

@@ -235,10 +235,11 @@ def _make_row(kind: Kind, step: StepOutcome, status: str) -> list[Any]:
 
 
 def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
-    if step.verdict in (Verdict.PASSED, Verdict.FLAKY, Verdict.QUARANTINED):
+    if step.verdict in (Verdict.PASSED, Verdict.FLAKY):
         return str(step.verdict).upper()
-    if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
-        return "XFAILED"
+    for verdict in (Verdict.XFAILED, Verdict.QUARANTINED):
+        if verdict in (step.verdict, verdicts.get(step.behind)):
+            return str(verdict).upper()
     was_judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED or step.verdict.is_doubtful)
     return "FAILED" if was_judged else _UNKNOWN_VALUE
 

@@ -303,6 +303,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
             "kinds": list(step.expect_kinds),
             "match": step.expect_match,
         },
+        "quarantine": step.quarantine and step.quarantine.as_dict(),
         "goldens": [{**asdict(golden), "limit": golden.limit} for golden in step.goldens],
         "skip": step.skip,
         "blocked": step.blocked,
@@ -319,6 +320,7 @@ def _print_plan(plan: Plan) -> None:
         state = "skipped" if step.skip else "blocked" if step.blocked else "cached" if step.cache.hit else "runs"
         reason = step.skip or step.blocked or step.cache.reason
         expectation = f"; expected: {' or '.join(step.expect_kinds)}" if step.expect_failure else ""
+        expectation += f"; in quarantine until {step.quarantine.until}" if step.quarantine else ""
         sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {reason}{expectation}\n")
         if step.command is not None:
             sys.stdout.write(f"    $ {shlex.join(step.command.argv)}\n")

@@ -126,7 +126,8 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
 def _link_logs(record: JournalRecord, into: Path) -> None:
     """Link the logs that a journal names into the new folder, under the same names."""
     source = resolve_links(record.path.parent)
-    for log in dict.fromkeys(result.log for result in record.results.values()):
+    attempts = (attempt for result in record.results.values() for attempt in (result, *result.attempts))
+    for log in dict.fromkeys(attempt.log for attempt in attempts):
         path = resolve_links(source / log)
         if not log or not path.is_relative_to(source) or not path.is_file():
             continue

@@ -421,8 +421,9 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], xfa
             passed_stages.add(name)
             continue
         is_crash = result.crashed
-        if verdict.is_error and not is_crash:
-            return CaseResult(obstacle=f"{reason} (an error is not a failure of the product)", has_surprise=True)
+        if verdict is Verdict.QUARANTINED or (verdict.is_error and not is_crash):
+            note = "an error is not a failure of the product" if verdict.is_error else "no entry is needed"
+            return CaseResult(obstacle=f"{reason} ({note})", has_surprise=verdict.is_error)
         if not name:
             return CaseResult(obstacle=reason, has_surprise=True)
         if any(check.passed is False for check in result.checks):

@@ -19,10 +19,12 @@ from iree_gauntlet.history.judge import (
     apply_marks,
     find_unused_marks,
     judge,
+    judge_verdicts,
     remove_invalid,
 )
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_record import (
+    FailureRate,
     FigureConfirmation,
     Finding,
     FindingKind,
@@ -32,9 +34,10 @@ from iree_gauntlet.records.history_record import (
     Point,
     Series,
     SeriesKey,
+    VerdictPoint,
     make_history_file,
 )
-from iree_gauntlet.reports.history_page import make_changes_document
+from iree_gauntlet.reports.history_page import make_changes_document, make_history_page, make_runs_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 
@@ -372,3 +375,76 @@ def test_marks_that_say_nothing_are_refused(text: str, said: str, tmp_path: Path
     file.write_text(text)
     with pytest.raises(SpecError, match=said):
         read_marks(file)
+
+
+def judge_points(*runs: tuple[str, str], quarantine: str = "") -> FailureRate:
+    """The rate of a case whose runs had these IREEs and verdicts, each on the next day of March."""
+    points = [
+        VerdictPoint(f"run{day}", f"2026-03-{day:02}T10:00:00+00:00", iree, "", verdict, "why", quarantine)
+        for day, (iree, verdict) in enumerate(runs, start=1)
+    ]
+    return next(iter(judge_verdicts({("toy/abs@cpu", "", "CPU"): points})), NO_RATE)
+
+
+NO_RATE = FailureRate("", "", "", "none", 0, 0, 0.0, 0.0, None, None, 0, "")
+
+
+def test_a_case_that_passes_and_fails_with_one_iree_is_flaky() -> None:
+    rate = judge_points(*[("3.1", "passed")] * 7, ("3.1", "failed"), ("3.2", "passed"), ("3.2", "passed"))
+    assert (rate.kind, rate.runs, rate.failures, rate.passes_in_a_row) == ("flaky", 10, 1, 2)
+    assert rate.first is not None
+    assert rate.first is rate.last
+    assert rate.first.run == "run8"
+    # Wilson's interval of 1 in 10, as tables have it.
+    assert (round(rate.low, 4), round(rate.high, 4)) == (0.0179, 0.4042)
+    # A repetition that passed says it of one run.
+    assert judge_points(("3.1", "flaky")).kind == "flaky"
+
+
+def test_a_case_that_broke_is_failed_since_then_and_a_repaired_one_is_not_listed() -> None:
+    broken = judge_points(("3.1", "passed"), ("3.2", "failed"), ("3.3", "error"))
+    assert (broken.kind, broken.runs, broken.failures) == ("failed", 2, 2)
+    assert broken.first is not None
+    assert (broken.first.iree, broken.high) == ("3.2", 1.0)
+    assert judge_points(("3.1", "failed"), ("3.2", "passed")) is NO_RATE
+    # An IREE of an unknown version may be another one each time.
+    assert judge_points(("–", "failed"), ("–", "passed")) is NO_RATE
+
+
+def test_a_quarantine_can_end_after_twenty_passes() -> None:
+    passes = [("3.1", "passed")] * 20
+    assert judge_points(("3.1", "quarantined"), *passes, quarantine="s.toml: quarantine[0]").can_be_released
+    assert not judge_points(("3.1", "quarantined"), *passes[1:], quarantine="s.toml: quarantine[0]").can_be_released
+    assert not judge_points(("3.1", "flaky"), *passes).can_be_released
+
+
+def test_rates_are_of_the_newest_flags_by_machine_and_in_every_report(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    runs = []
+    for day in range(1, 25):
+        run = run_of(day, iree="3.1.0")
+        # With other flags it failed every time.
+        case = replace(
+            run.cases[0], flags="old" if day < 4 else "f", verdict="failed" if day in (1, 2, 3, 8) else "passed"
+        )
+        runs.append(replace(run, cases=(replace(case, quarantine="suites/s.toml: quarantine[0]" if day > 20 else ""),)))
+    # The errors of a killed run are not the case's.
+    runs.append(replace(runs[-1], run="killed", state="unfinished", cases=(replace(case, verdict="error"),)))
+    iree = IreeVersion("3.1.0", "c" * 40)
+    runs = [replace(run, iree=iree) for run in runs]
+    store.add(dict(map(make_history_file, runs)))
+    index = HistoryIndex(store)
+    index.update()
+    (rate,) = judge_verdicts(index.verdicts())
+    assert (rate.case, rate.kind, rate.failures, rate.runs) == ("toy/abs@cpu", "flaky", 1, 21)
+    assert judge_verdicts(index.verdicts(), "other*") == judge_verdicts(index.verdicts(), "", "mi300") == ()
+    outcome = HistoryOutcome("h", 24, index.series(), (), (), (replace(rate, passes_in_a_row=20),))
+    for made in (
+        make_changes_document(outcome),
+        make_history_page(outcome, "2026-04-01T00:00Z"),
+        make_runs_document(index.runs(), outcome.rates),
+    ):
+        text = str(made.blocks)
+        assert text.count("1 of 21") == 1
+        assert "remove suites/s.toml: quarantine[0]" in text
+    assert outcome.exit_code is ExitCode.OK

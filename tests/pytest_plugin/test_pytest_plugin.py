@@ -21,6 +21,7 @@ import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.faulty_iree import write_build_tree
 from tests.support.places import SHARED
 from tests.support.processes import find_processes, wait_until
 from tests.support.spec_trees import BENCHMARK, HIP_SPEC, write_tree
@@ -363,6 +364,20 @@ def test_a_golden_of_another_release_can_fail(project: TorchProject) -> None:
     done = project.pytest("-q", "-k", "old", "--unapplied-goldens=fail")
     assert outcomes(done) == {"failed": 1, "deselected": 3}
     assert "inconclusive: dispatch count 1 (no golden for compiler release" in done.out
+
+
+def test_a_test_that_passes_when_it_is_repeated_is_flaky(project: TorchProject, tmp_path: Path) -> None:
+    mark = tmp_path / "started"
+    first_crash = f"[ -e {shlex.quote(str(mark))} ] || {{ touch {shlex.quote(str(mark))}; kill -SEGV $$; }}"
+    crash = f'case "$*" in *--input=*) {first_crash} ;; esac'
+    iree = write_build_tree(tmp_path / "tree", iree_run_module=crash)
+    done = project.pytest("-q", "-k", "quality", "--rerun-failed=1", IREE_GAUNTLET_IREE=iree)
+    assert outcomes(done) == {"failed": 1, "deselected": 2}, done.text
+    assert "threshold: flaky: passed in attempt 2, after this in attempt 1: iree-run-module crashed" in done.out
+    mark.unlink()
+    done = project.pytest("-q", "-k", "quality", "--rerun-failed=1", "--flaky=pass", IREE_GAUNTLET_IREE=iree)
+    assert outcomes(done) == {"passed": 1, "deselected": 2}, done.text
+    assert {row[0]: row[-1] for row in project.summary()["quality"]["rows"]} == {"toy/add_quality_cpu.json": "FLAKY"}
 
 
 @pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
