@@ -302,5 +302,6 @@ def _pick_essence(step: Step) -> tuple[object, ...]:
         step.command.argv if step.command else (),
         tuple(replace(golden, origin=Origin("")) for golden in step.goldens),
         *(step.expect_failure, step.expect_kinds, step.expect_match, step.allclose),
+        step.quarantine and step.quarantine.until,
         {name: value for name, value in step.cache.ingredients if name != "program"},
     )

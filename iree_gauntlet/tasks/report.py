@@ -175,6 +175,7 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
         shard=None,
         merged=tuple(map(_describe_part, records)),
         missing_shards=missing,
+        flaky_passes=all(run.flaky_passes for run in runs),
         remarks=tuple(remarks),
     )
 
