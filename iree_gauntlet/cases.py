@@ -409,7 +409,7 @@ class Quarantine(Recorded):
         """The first day on which failures count again; None if only a person ends the quarantine."""
         return None if ":" in self.until else date.fromisoformat(self.until)
 
-    def holds(self, day: date) -> bool:
+    def applies_on(self, day: date) -> bool:
         """Return whether failures are excused on a day."""
         return self.end_day is None or day < self.end_day
 

@@ -253,7 +253,7 @@ class Engine:
         attempts = [*self.earlier_attempts.get(step.id, ())]
         limit = 1 if step.expect_failure or step.stage.row.fetches else 1 + self.options.reruns
         while len(attempts) < limit:
-            result = self._attempt(step, self._fresh_performers if attempts else self._performers)
+            result = self._try_once(step, self._fresh_performers if attempts else self._performers)
             if result.can_differ and len(attempts) + 1 < limit and not self.session.cancelled.is_set():
                 result = self.session.processes.keep_attempt(step, result, len(attempts) + 1)
                 self.session.log.write_attempt(step.id, result)
@@ -273,7 +273,7 @@ class Engine:
         engine = Engine(replace(self.session, processes=processes), self.workbench, self.options, ignores_cache=True)
         return engine._performers
 
-    def _attempt(self, step: Step, performers: Mapping[Stage, Callable[[Step], Result]]) -> Result:
+    def _try_once(self, step: Step, performers: Mapping[Stage, Callable[[Step], Result]]) -> Result:
         """Perform a step once under its locks, apply its expectation, and return the result."""
         start, delay = time.monotonic(), 0.0
         has_cause = bool(step.blocked)

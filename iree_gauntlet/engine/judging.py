@@ -246,7 +246,7 @@ def apply_quarantine(step: Step, result: Result, day: date) -> Result:
     """Excuse a failure of a step in quarantine; mistakes in the spec and missing files are never excused."""
     quarantine = step.quarantine
     is_failure = result.verdict in (Verdict.FAILED, Verdict.FLAKY, Verdict.INCONCLUSIVE) or result.can_differ
-    if quarantine is None or not is_failure or not quarantine.holds(day):
+    if quarantine is None or not is_failure or not quarantine.applies_on(day):
         return result
     reason = f"{result.reason}; in quarantine until {quarantine.until}: {shorten(quarantine.reason)}"
     return replace(result, verdict=Verdict.QUARANTINED, reason=reason)

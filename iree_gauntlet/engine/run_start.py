@@ -270,7 +270,7 @@ def list_quarantine_warnings(steps: Iterable[Step], day: date) -> tuple[str, ...
     for entry in dict.fromkeys(step.quarantine for step in steps if step.quarantine):
         if entry.end_day is None or (entry.end_day - day).days > _WARNED_DAYS:
             continue
-        if entry.holds(day):
+        if entry.applies_on(day):
             left = pluralize((entry.end_day - day).days, "day")
             end = f"ends in {left}, on {entry.until}: then its failures fail the run"
         else:

@@ -128,7 +128,7 @@ class HistoryIndex:
                 points_by_key.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
 
-    def verdicts(self) -> dict[tuple[str, str, str], list[VerdictPoint]]:
+    def read_verdicts(self) -> dict[tuple[str, str, str], list[VerdictPoint]]:
         """Read the verdicts on each case, by case, SKU and machine, in order of the runs; of the newest flags only."""
         by_flags: dict[tuple[str, str, str], dict[str, list[VerdictPoint]]] = {}
         with self._open() as database:

@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--rerun-failed",
-        type=int,
+        type=_parse_count,
         default=0,
         metavar="N",
         help="Repeat a step that failed in fresh processes, at most so often: if it passes then, it is flaky.",
@@ -103,6 +103,13 @@ def _parse_seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(text)
     return seconds
+
+
+def _parse_count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise ValueError(text)
+    return count
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -112,7 +112,7 @@ class StepOutcome(Result):
         """The goldens whose figure was measured but not compared with any golden."""
         return find_unapplied_goldens((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
-    def for_attempt(self, attempt: Result) -> StepOutcome:
+    def select_attempt(self, attempt: Result) -> StepOutcome:
         """Return the outcome as it would be if one of its attempts had been the only one."""
         fields_of_attempt = {name: getattr(attempt, name) for name in _RESULT_FIELDS}
         return replace(self, **fields_of_attempt, diagnosis=attempt.reason)

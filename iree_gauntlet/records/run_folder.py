@@ -280,7 +280,7 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
         files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
         if step.stage.row.fetches:
             files += [source.path for source in step.inputs]
-        has_files = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
+        has_files = not result.settled_verdict.counts_as_pass or all(Path(path).is_file() for path in files)
         if has_files and _pick_essence(previous_steps[step.id]) == _pick_essence(step):
             verdicts[step.id] = result.settled_verdict
     return verdicts

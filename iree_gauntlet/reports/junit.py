@@ -121,7 +121,7 @@ def _list_attempts(step: StepOutcome, outcome: RunOutcome) -> Iterator[ET.Elemen
     for attempt in others:
         kind = "Error" if attempt.verdict.is_error else "Failure"
         message = join_lines(attempt.reason) or str(attempt.verdict)
-        shown_step = step.for_attempt(attempt)
+        shown_step = step.select_attempt(attempt)
         name = f"{'flaky' if passed else 'rerun'}{kind}"
         element = ET.Element(name, {"message": message, "type": _find_type(shown_step)})
         ET.SubElement(element, "stackTrace").text = _format_detail(shown_step, outcome)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.records.run_before import Change, PreviousRun
-    from iree_gauntlet.results import CacheUse, Check, OutputComparison, Result
+    from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
 _RUN_FIELDS = ("run", "suite", "version", "command", "cwd", "started", "state", "resumed")
@@ -79,6 +79,7 @@ _STEP_FIELDS = (
     *("seconds", "waited_seconds", "cpu_seconds", "tool_seconds", "peak_rss_bytes"),
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
+_ATTEMPT_FIELDS = ("verdict", "failure", "reason", "seconds", "exit_code", "signal", "timed_out", "log")
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 # The names of the job summary's files begin like this.
 JOB_SUMMARY = "job_summary."
@@ -316,7 +317,19 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "real_time_ms": step.samples.real_time_ms if step.samples else (),
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
         "statistics": step.statistics,
-        **({"attempts": [_describe_attempt(attempt) for attempt in step.attempts]} if step.attempts else {}),
+        **(
+            {
+                "attempts": [
+                    {
+                        **_select_fields(attempt, _ATTEMPT_FIELDS),
+                        "outputs": list(map(_describe_output, attempt.outputs)),
+                    }
+                    for attempt in step.attempts
+                ]
+            }
+            if step.attempts
+            else {}
+        ),
         "explanation": None if step.explanation is None else asdict(step.explanation),
         **({"cause": details.format_cause(step)} if step.verdict.is_bad else {}),
         "notes": step.notes,
@@ -325,11 +338,6 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         **({"worker": step.worker} if step.worker else {}),
         **({"unsupported": step.unsupported.as_dict()} if step.unsupported else {}),
     }
-
-
-def _describe_attempt(attempt: Result) -> dict[str, Any]:
-    names = ("verdict", "failure", "reason", "seconds", "exit_code", "signal", "timed_out", "log")
-    return {**_select_fields(attempt, names), "outputs": [_describe_output(output) for output in attempt.outputs]}
 
 
 def _describe_limit(check: Check | None) -> dict[str, Any]:

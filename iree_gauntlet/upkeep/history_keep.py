@@ -143,7 +143,7 @@ def list_runs(request: HistoryRequest, *, as_json: bool) -> ExitCode:
     if as_json:
         sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
     else:
-        document = make_runs_document(runs, judge_verdicts(index.verdicts()))
+        document = make_runs_document(runs, judge_verdicts(index.read_verdicts()))
         print_document(document, sys.stdout, environ=os.environ)
     return code
 
@@ -307,7 +307,7 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
         findings = [finding.as_dict() for finding in outcome.findings]
         content = {"schema": 1, "history": outcome.location, "runs": outcome.runs, "series": len(outcome.series)}
         content |= {"exit_code": int(outcome.exit_code), "findings": findings, "problems": list(outcome.problems)}
-        content["rates"] = [rate.as_dict() for rate in outcome.rates]
+        content |= {"rates": [rate.as_dict() for rate in outcome.rates]}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         document = make_changes_document(outcome)
@@ -359,5 +359,5 @@ def judge_history(request: SeriesRequest) -> HistoryOutcome:
         series,
         findings,
         index.problems(),
-        judge_verdicts(index.verdicts(), request.series, request.sku),
+        judge_verdicts(index.read_verdicts(), request.series, request.sku),
     )

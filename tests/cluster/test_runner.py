@@ -342,6 +342,9 @@ def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Pa
     compiled = replace(plan_step("a:compile"), folder=str(folder))
     files = (
         ("steps/a/compile/stderr.txt", b"said"),
+        ("steps/a/compile/attempt1/stderr.txt", b"said before"),
+        ("steps/a/compile/other/stderr.txt", b"no"),
+        ("steps/b/compile/attempt1/stderr.txt", b"no"),
         ("steps/a/compile/../../../../outside.txt", b"no"),
         ("/etc/outside.txt", b"no"),
         ("journal.jsonl", b"no"),
@@ -354,7 +357,8 @@ def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Pa
 
     runner, _, _, _ = make_runner([compiled], {"1": make_offer("box")}, turn, run_dir)
     runner.run()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "stderr.txt"]
+    kept = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert kept == {folder / "stderr.txt", folder / "attempt1" / "stderr.txt"}
 
 
 def test_what_is_skipped_or_blocked_needs_no_worker(tmp_path: Path) -> None:

@@ -435,9 +435,9 @@ def test_rates_are_of_the_newest_flags_by_machine_and_in_every_report(tmp_path: 
     store.add(dict(map(make_history_file, runs)))
     index = HistoryIndex(store)
     index.update()
-    (rate,) = judge_verdicts(index.verdicts())
+    (rate,) = judge_verdicts(index.read_verdicts())
     assert (rate.case, rate.kind, rate.failures, rate.runs) == ("toy/abs@cpu", "flaky", 1, 21)
-    assert judge_verdicts(index.verdicts(), "other*") == judge_verdicts(index.verdicts(), "", "mi300") == ()
+    assert judge_verdicts(index.read_verdicts(), "other*") == judge_verdicts(index.read_verdicts(), "", "mi300") == ()
     outcome = HistoryOutcome("h", 24, index.series(), (), (), (replace(rate, passes_in_a_row=20),))
     for made in (
         make_changes_document(outcome),

@@ -380,7 +380,9 @@ def test_a_test_that_passes_when_it_is_repeated_is_flaky(project: TorchProject, 
     assert {row[0]: row[-1] for row in project.summary()["quality"]["rows"]} == {"toy/add_quality_cpu.json": "FLAKY"}
 
 
-@pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
+@pytest.mark.parametrize(
+    "option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient", "--rerun-failed=-1"]
+)
 def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
     done = project.pytest(option)
     assert done.code == pytest.ExitCode.USAGE_ERROR
