@@ -6,14 +6,22 @@ import json
 import random
 import re
 import shlex
+from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from lxml import etree
 
+from iree_gauntlet.cases import Origin, Quarantine
+from iree_gauntlet.engine.run_start import list_quarantine_warnings
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.hanging import HANG
 from tests.support.operator_suite import OperatorSuite
 from tests.support.places import DATA
+from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -116,26 +124,40 @@ def test_mistakes_expected_failures_and_broken_goldens_are_not_repeated(project:
 
 
 def test_a_run_that_was_killed_between_two_attempts_goes_on_with_the_next(project: Project) -> None:
-    tools = write_runner(project, {1, 2})
-    run(project, "--rerun-failed", "2", **tools)
-    assert list_attempts(project) == ["error", "error", "passed"]
-    # The journal is now as a kill after the first attempt leaves it.
-    journal = project.newest / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    end = next(number for number, line in enumerate(lines) if line.startswith('{"event":"attempt"'))
-    journal.write_text("".join(lines[: end + 1]))
+    tools = write_runner(project, {1}, f"{_CRASH} ;;\n2) {HANG}")
+    process = project.start("run", "--stages", "threshold", "--rerun-failed", "2", **tools)
+    wait_until(lambda: (project.folder / "starts").read_text() == "\n\n")
+    process.kill()
+    process.wait()
+    killed = (project.newest / "journal.jsonl").read_bytes()
     report = project.gauntlet("report", "latest")
-    assert "attempt 1 ended in an error" in report.out, report.text
+    assert "attempt 1 ended in an error: iree-run-module crashed with SIGSEGV" in report.out, report.text
+    assert {child.tag for child in read_case(project)} >= {"error", "rerunError"}
     write_runner(project, {1})
     done = project.gauntlet("run", "--resume", **tools)
     assert (done.code, list_attempts(project)) == (1, ["error", "error", "passed"]), done.text
     assert count_starts(project) == 2
-    # A changed step begins anew.
-    journal.write_text("".join(lines[: end + 1]))
+    # A step that has changed begins anew.
+    (project.newest / "journal.jsonl").write_bytes(killed)
     write_runner(project, ())
     project.write_expected("abs", [9.0] * 4)
     done = project.gauntlet("run", "--resume", **tools)
     assert list_attempts(project) == ["failed"] * 3, done.text
+
+
+def test_a_quarantine_is_announced_in_its_last_week() -> None:
+    entry = Quarantine("r", "2026-12-31", Origin("s.toml", "quarantine[0]"), "toy/*")
+    lasting = replace(entry, until="https://github.com/iree-org/iree/issues/22649")
+    step = make_step(Stage.THRESHOLD)
+    steps = [replace(step, quarantine=item) for item in (entry, entry, lasting)] + [step]
+    warnings = {day: list_quarantine_warnings(steps, date(2026, 12, day)) for day in (23, 24, 30, 31)}
+    start, end = "quarantine of toy/* (r) ", " (s.toml: quarantine[0])"
+    assert warnings == {
+        23: (),
+        24: (f"{start}ends in 7 days, on 2026-12-31: then its failures fail the run{end}",),
+        30: (f"{start}ends in 1 day, on 2026-12-31: then its failures fail the run{end}",),
+        31: (f"{start}ended on 2026-12-31: its failures fail the run again{end}",),
+    }
 
 
 def test_an_operators_case_is_repeated_outside_of_the_servers(project: Project) -> None:
