@@ -346,7 +346,7 @@ class Result(Recorded):
         unsupported: the unsupported operator that made the compile fail.
         attempts: the results of all attempts, in order, if the step was repeated in fresh processes; empty for one.
         said: the tool's output, if an expected text is searched in it; not recorded.
-        is_mistake: True if something that the spec names is invalid or missing; not recorded.
+        is_mistake: True if something that the spec names is invalid or missing.
     """
 
     verdict: Verdict
@@ -374,7 +374,7 @@ class Result(Recorded):
     unsupported: UnsupportedOperator | None = field(default=None, metadata=UNLESS_DEFAULT)
     attempts: tuple[Result, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     said: str = field(default="", metadata=UNRECORDED)
-    is_mistake: bool = field(default=False, metadata=UNRECORDED)
+    is_mistake: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     @property
     def full_reason(self) -> str:
@@ -435,10 +435,8 @@ class Result(Recorded):
     @property
     def settled_verdict(self) -> Verdict:
         """The verdict for dependent steps: a step in quarantine did its work if a repetition passed."""
-        is_flaky = (
-            self.verdict is Verdict.QUARANTINED and self.attempts[-1:] and self.attempts[-1].verdict.counts_as_pass
-        )
-        return Verdict.FLAKY if is_flaky else self.verdict
+        has_passed = any(attempt.verdict.counts_as_pass for attempt in self.attempts[-1:])
+        return Verdict.PASSED if self.verdict is Verdict.QUARANTINED and has_passed else self.verdict
 
     @property
     def attempts_text(self) -> str:

@@ -175,6 +175,8 @@ def run(
             # The day of the first part decides on quarantines, so that a resumed run judges all steps alike.
             start = datetime.fromisoformat(record.runs[0].time) if record.runs else datetime.now(UTC)
             parts = RunParts(workbench, run_dir, progress, servers, executor, record, hold is not None, start.date())
+            for warning in () if brief else list_quarantine_warnings(plan.steps, parts.day):
+                messages.warn(warning)
             engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
         with engine.record_end() as outcome:
             outcome.verdicts = engine.perform(steps, verdicts)
@@ -265,22 +267,22 @@ def _open_engine(
     verdicts: dict[str, Verdict] = {}
     record = parts.record
     only_failed = folder.last_failed or record.run.last_failed
-    tried_verdicts: dict[str, Verdict] = {}
+    attempts: dict[str, tuple[Result, ...]] = {}
     if folder.resume:
         verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainInfo())
         if not parts.measured_elsewhere:
-            steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, workbench.store.hash_cache.sha256)
+            tried_verdicts, sha256 = find_tried_steps(record, plan.steps), workbench.store.hash_cache.sha256
+            steps, kept_verdicts = repeat_changed_steps(plan.steps, verdicts | tried_verdicts, record, sha256)
             plan = replace(plan, steps=steps)
-            tried_verdicts = find_tried_steps(record, steps)
-            _, tried_verdicts = repeat_changed_steps(steps, tried_verdicts, record, workbench.store.hash_cache.sha256)
+            verdicts = {step: verdict for step, verdict in kept_verdicts.items() if step not in tried_verdicts}
+            # Attempts count only with the same files, so also with the same results of the steps before.
+            tried_steps = (step for step in steps if step.id in kept_verdicts and step.id in tried_verdicts)
+            attempts = {step.id: record.attempts[step.id] for step in tried_steps if verdicts.keys() >= {*step.needs}}
     batches = make_batches(plan.steps, execution.batch, workbench, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
     verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
-    quarantine_warnings = list_quarantine_warnings(plan.steps, parts.day)
-    for warning in quarantine_warnings:
-        messages.warn(warning)
     event = make_run_event(plan, run_dir, workbench, selection.name, selection.targets, format_typed_command())
     event = replace(
         event,
@@ -293,14 +295,17 @@ def _open_engine(
         variants=selection.variants,
         remarks=(*event.remarks, *(f"variant {variant.name}: {variant.changes}" for variant in selection.variants)),
         batch=execution.batch,
-        warnings=tuple(filter(None, (setup.sku_warning, *quarantine_warnings))),
+        warnings=(
+            *([setup.sku_warning] if setup.sku_warning else []),
+            *list_quarantine_warnings(plan.steps, parts.day),
+        ),
         flaky_passes=execution.flaky == "pass",
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         _open_session(journal, batches, request, parts) as (session, engine),
     ):
-        engine.earlier_attempts = {step: record.attempts[step] for step in tried_verdicts}
+        engine.earlier_attempts = attempts
         journal.write_opening(event, plan.steps)
         # A resumed run's progress counts only the remaining steps.
         remaining_ids = [step.id for step in plan.steps if step.id not in verdicts]

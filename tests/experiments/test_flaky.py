@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lxml import etree
 
-from iree_gauntlet.cases import Origin, Quarantine
+from iree_gauntlet.cases import Origin, Quarantine, Verdict
 from iree_gauntlet.engine.run_start import list_quarantine_warnings
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
@@ -183,6 +184,21 @@ def test_a_quarantine_excuses_failures_until_its_day(project: Project) -> None:
     case = {child.tag: child for child in read_case(project)}
     assert str(case["skipped"].get("message")).startswith("quarantined: ")
     assert "rerunFailure" in case
+    # A flaky step too; what needs it runs, as it passed in the end.
+    tools = write_runner(project, {1})
+    done = run(project, "--suite", "s", "--rerun-failed", "1", **tools)
+    assert (done.code, project.verdict(_STEP), list_attempts(project)) == (0, "quarantined", ["error", "passed"])
+    end = project.journal.end
+    assert end is not None
+    assert end.exit_code is ExitCode.OK
+    assert project.journal.results[_STEP].settled_verdict is Verdict.PASSED
+    # A mistake in the spec is not excused.
+    project.regression(run_function="abz")
+    tools = write_runner(project, ())
+    done = run(project, "--suite", "s", "--rerun-failed", "1", **tools)
+    assert (done.code, project.verdict(_STEP)) == (3, "error"), done.text
+    project.regression()
+    tools = write_runner(project, range(1, 99), _FAILURE)
     # Without a suite, the entries of the project's suites apply too.
     done = run(project, **tools)
     assert (done.code, project.verdict(_STEP)) == (0, "quarantined"), done.text

@@ -57,10 +57,13 @@ class Processes:
         """Move the files of a failed attempt to a folder of their own; return the result with their new places."""
         folder = Path(step.folder)
         kept_folder = folder / f"attempt{number}"
-        kept_folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if path.is_file():
-                path.replace(kept_folder / path.name)
+        try:
+            kept_folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                if path.is_file():
+                    path.replace(kept_folder / path.name)
+        except OSError as error:
+            return replace(result, notes=(*result.notes, f"its files could not be kept: {error.strerror}"))
 
         def find_kept(name: str) -> str:
             path = Path(name)
