@@ -476,15 +476,6 @@ class FailureRate:
         """True if a case in quarantine has passed so often that the entry can be removed."""
         return bool(self.quarantine) and self.passes_in_a_row >= _RELEASE_RUNS
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the rate for JSON."""
-        names = ("case", "sku", "machine", "kind", "runs", "failures", "low", "high", "passes_in_a_row", "quarantine")
-        ends = {
-            name: point and {key: getattr(point, key) for key in ("run", "time", "iree", "commit", "verdict", "reason")}
-            for name, point in (("first", self.first), ("last", self.last))
-        }
-        return {**{name: getattr(self, name) for name in names}, **ends, "can_be_released": self.can_be_released}
-
 
 class FindingKind(StrEnum):
     """The kinds of findings."""

@@ -307,7 +307,7 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
         findings = [finding.as_dict() for finding in outcome.findings]
         content = {"schema": 1, "history": outcome.location, "runs": outcome.runs, "series": len(outcome.series)}
         content |= {"exit_code": int(outcome.exit_code), "findings": findings, "problems": list(outcome.problems)}
-        content |= {"rates": [rate.as_dict() for rate in outcome.rates]}
+        content |= {"rates": [{**asdict(rate), "can_be_released": rate.can_be_released} for rate in outcome.rates]}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         document = make_changes_document(outcome)
