@@ -307,7 +307,7 @@ class ExecutionRequest:
     lenient: bool = option(False, "An unexpected pass does not fail the run.")
     rerun_failed: int = option(
         0,
-        "Repeat a step that failed in fresh processes, at most so often: if it passes then, it is flaky.",
+        "How often a step that failed is repeated, in fresh processes; if it passes then, it is flaky.",
         unit="a number",
     )
     flaky: str = option(

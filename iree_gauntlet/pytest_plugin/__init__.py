@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_parse_count,
         default=0,
         metavar="N",
-        help="Repeat a step that failed in fresh processes, at most so often: if it passes then, it is flaky.",
+        help="How often a step that failed is repeated, in fresh processes; if it passes then, it is flaky.",
     )
     group.addoption(
         "--flaky", choices=("fail", "pass"), default="fail", help="Whether a flaky step fails its test (default: fail)."
