@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Run = Callable[..., CommandResult]
 STEP_FIELDS = {
     *("id", "case", "step", "spec", "field", "argv", "cwd", "env", "inputs", "outputs", "needs", "key", "cached"),
-    *("why", "resources", "timeout_seconds", "expectation", "goldens", "skip", "blocked", "notes"),
+    *("why", "resources", "timeout_seconds", "expectation", "quarantine", "goldens", "skip", "blocked", "notes"),
 }
 
 
