@@ -190,9 +190,15 @@ def find_obstacle(side: ComparisonSide, step: Step) -> str:
             # The step belongs to another module.
             continue
         result = results.get(chain_step.id)
-        if chain_step.stage in _REQUIRED_STAGES and (result is None or result.verdict is not Verdict.PASSED):
+        if chain_step.stage in _REQUIRED_STAGES and (
+            result is None or result.settled_verdict not in (Verdict.PASSED, Verdict.FLAKY)
+        ):
             return f"{chain_step.stage}: {result.full_reason if result else 'it did not finish'}"
-        if chain_step.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
+        if (
+            chain_step.stage.row.checks_numbers
+            and result is not None
+            and result.verdict in (Verdict.FAILED, Verdict.QUARANTINED)
+        ):
             return f"its numbers are wrong: {result.reason}"
     count_result = results.get(step.id) if step.stage.row.accompanies else None
     return count_result.reason if count_result and "instructions" not in count_result.statistics else ""

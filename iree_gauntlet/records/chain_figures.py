@@ -234,7 +234,10 @@ def make_matrix_cell(chain: ChainOutcome, folder: str = "") -> MatrixCell:
         works=True if chain.verdict.counts_as_pass else False if conclusive_steps else None,
         wrong_numbers=any(
             step.verdict is Verdict.FAILED
-            or (step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs))
+            or (
+                step.verdict in (Verdict.XFAILED, Verdict.QUARANTINED)
+                and any(not output.passed for output in step.outputs)
+            )
             for step in chain.steps
             if step.stage.row.checks_numbers
         ),

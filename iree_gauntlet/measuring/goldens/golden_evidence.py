@@ -152,7 +152,8 @@ def _collect_figures(
     chain_problems: dict[str, str] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if (result is None or result.verdict.is_bad) and step.stage not in _FIGURE_STAGES:
+        has_failed = result is None or result.verdict.is_bad or result.verdict is Verdict.QUARANTINED
+        if has_failed and step.stage not in _FIGURE_STAGES:
             chain_problems.setdefault(step.chain, f"its {step.stage} {result.verdict if result else 'unfinished'}")
     is_complete = record.end is not None and not record.end.interrupted and not record.torn
     for step in steps:
