@@ -127,6 +127,7 @@ def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixtur
         ({"disturbed": ["the CPU throttled 2 times"]}, "disturbed: the CPU throttled 2 times"),
         ({"threshold": "failed"}, "its threshold failed"),
         ({"threshold": "error"}, "its threshold error"),
+        ({"threshold": "quarantined"}, "its threshold quarantined"),
         ({"ended": False}, "did not finish"),
     ],
 )
