@@ -61,11 +61,11 @@ CREATE TABLE verdicts (
 _COUNTED_RUNS = """
 WITH counted AS MATERIALIZED (
     -- A run that was added before it was resumed, and again after it, is there once: as it has most. So is one that
-    -- was imported again with its commit.
+    -- was imported again with its commit. A run on several machines has an entry for each.
     SELECT * FROM runs
     WHERE NOT EXISTS (
         SELECT 1 FROM runs AS other
-        WHERE other.run = runs.run AND other.time = runs.time
+        WHERE other.run = runs.run AND other.time = runs.time AND other.machine = runs.machine
             AND (other.figures, other.commit_id != '', other.file) > (runs.figures, runs.commit_id != '', runs.file)
     )
 )

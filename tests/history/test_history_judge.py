@@ -288,6 +288,19 @@ def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) 
     assert {item.key.figure: len(item.points) for item in index.series()} == {"time_ms": 1, "dispatches": 1}
 
 
+def test_a_run_on_several_machines_has_the_figures_of_each(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
+    other = replace(run_of(1, {"time_ms": 12.0}), machine=HistoryMachine("another CPU", 64, 1, "Linux 6"))
+    store.add(dict(map(make_history_file, (run_of(1), other))))
+    index = HistoryIndex(store)
+    index.update()
+    assert sorted((item.key.machine, item.key.figure) for item in index.series()) == [
+        *((run_of(1).machine.shown, name) for name in ("dispatches", "time_ms")),
+        (other.machine.shown, "time_ms"),
+    ]
+    assert len(index.read_verdicts()) == 2
+
+
 def test_what_is_damaged_after_it_was_indexed_is_noticed(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     store.add(dict(map(make_history_file, map(run_of, range(1, 4)))))
