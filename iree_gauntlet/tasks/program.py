@@ -213,9 +213,14 @@ def _describe_parse_error(error: ParseError) -> str:
 
 
 def _describe_foreign_option(word: str, task: str) -> str:
-    """Describe --iree and --cluster for tasks that do not have them; empty for other options."""
+    """Describe --iree, --cluster and --dry-run for tasks that do not have them; empty for other options."""
     if word == "--iree" and task in _IREE_USAGE:
         return f"{task} has no --iree: name them as {_IREE_USAGE[task]}"
+    if word == "--dry-run" and task:
+        changing = next((item.name for item in namespace[task].options if item.name in ("write", "delete")), "")
+        return f"{task} has no --dry-run: " + (
+            f"without --{changing} it changes nothing" if changing else "`gauntlet plan` prints the steps of a run"
+        )
     return f"{task} does not run on a cluster" if word == "--cluster" and task else ""
 
 
