@@ -481,11 +481,12 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
     for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")
     if not matches:
-        raise NothingSelectedError(
-            f"no golden {'that was asked for ' if evidence else ''}was measured in {_name_runs(records)}",
-            "Only goldens in specs are updated (docs/how-to/goldens.md); times are measured only with their --sku."
-            " More runs: --last N, or --run.",
-        )
+        message = f"no golden {'that was asked for ' if evidence else ''}was measured in {_name_runs(records)}"
+        hint = "Only goldens in specs are updated (docs/how-to/goldens.md); times are measured only with their --sku."
+        if all(record.run.variants for record in records):
+            message += ", with a variant, which has goldens of its own"
+            hint = "`gauntlet golden.set` writes the first goldens of a variant."
+        raise NothingSelectedError(message, f"{hint} More runs: --last N, or --run.")
     goldens = sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field))
     emit_proposals([(golden, _propose(golden, matches[golden], options)) for golden in goldens], options)
     return ExitCode.USAGE if problems else ExitCode.OK

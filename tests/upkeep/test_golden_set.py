@@ -255,6 +255,7 @@ def test_formats_without_such_goldens_are_told(project: Project) -> None:
 
 def test_a_variant_gets_goldens_of_its_own(project: Project) -> None:
     _run(project, *_STAGES, "--variant", "slow=--iree-opt-level=O1")
+    assert "`gauntlet golden.set` writes the first goldens of a variant." in project.gauntlet("golden.update").err
     _set(project, "--write")
     spec = _spec(project)
     assert spec["golden_compiler"] == _release(project)
