@@ -23,6 +23,7 @@ class ExperimentKind(StrEnum):
     BISECT = "bisect"
     EXPLAIN = "explain"
     CODE_DIFF = "code"
+    COMPAT = "compat"
 
     @property
     def noun(self) -> str:
@@ -47,6 +48,7 @@ _NOUNS = {
     ExperimentKind.BISECT: "bisection",
     ExperimentKind.EXPLAIN: "explanation",
     ExperimentKind.CODE_DIFF: "comparison of code",
+    ExperimentKind.COMPAT: "compatibility matrix",
 }
 
 

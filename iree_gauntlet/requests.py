@@ -472,6 +472,21 @@ class CodeDiffRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CompatRequest:
+    """A test of the modules of several IREEs with the runtime of each: the IREEs, and the promise."""
+
+    iree: tuple[str, ...] = option(
+        (),
+        "The IREEs, as for `run --iree`, if no words follow the task: --iree 3.12.0 --iree 3.13.0 with `inv`. Releases "
+        "are put in order; otherwise give the oldest first.",
+        takes=SEVERAL,
+    )
+    require_compatible: int = option(
+        0, "Each IREE must run the modules of this many IREEs before it: a refusal fails.", unit="a number"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CompareRequest:
     """A comparison of two IREEs: the sides, the metric and the precision."""
 

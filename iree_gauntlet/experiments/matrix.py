@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from iree_gauntlet.cases import COUNTED
 from iree_gauntlet.engine.session import interruptible
@@ -51,6 +51,7 @@ _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths, ':' ends an entry of PATH, and shells interpret other characters.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _RANGE_BEGINS = tuple("<>=!~")
+_OpeningT = TypeVar("_OpeningT", bound=MatrixOpening)
 
 
 def matrix(
@@ -60,7 +61,7 @@ def matrix(
     experiment = Experiment.find(MATRIX, request.folder)
     toolchain = request.toolchain
     if experiment.record:
-        named_irees, request = _resume(experiment, irees, request)
+        named_irees, request = resume_irees(experiment, irees, request)
     elif toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would use the same IREE",
@@ -75,24 +76,29 @@ def matrix(
     for iree in named_irees:
         setup.for_side(iree.iree)
     request, folder = replace(setup.request, selection=request.selection), experiment.folder
-    options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
-    opening = MatrixOpening(
-        suite=setup.selection.name,
-        irees=named_irees,
-        kept=ResumeOptions(options, asdict(request.defaults), request.stages or None),
-    )
+    opening = MatrixOpening(suite=setup.selection.name, irees=named_irees, kept=keep_run_options(request))
     # The first Ctrl-C also ends a matrix between two runs; the results so far are reported even then.
     with interruptible(lambda: None):
         previous_results = experiment.record.collect_results(MatrixResult) if experiment.record else {}
         with experiment.open(presenter, opening) as log:
-            runs = _Runs(folder, named_irees, setup, previous_results, log, presenter)
+            runs = IreeRuns(folder, named_irees, setup, previous_results, log, presenter)
             experiment.code, experiment.stopped = runs.run_each()
         return experiment.reported
 
 
+def keep_run_options(request: RunRequest) -> ResumeOptions:
+    """Return the options of runs, which `resume_irees` reads."""
+    options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
+    return ResumeOptions(options, asdict(request.defaults), request.stages or None)
+
+
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """The runs of a matrix, one after the other; `previous_results` are those of an earlier part of it."""
+class IreeRuns:
+    """The runs of a matrix, one after the other; `previous_results` are those of an earlier part of it.
+
+    Attributes:
+        hold: the runs only plan the steps of this stage, and are no part of a history.
+    """
 
     folder: Path
     irees: tuple[IreeRequest, ...]
@@ -100,14 +106,18 @@ class _Runs:
     previous_results: Mapping[str, MatrixResult]
     log: EventLog
     presenter: Reporter
+    hold: Stage | None = None
 
-    def run_each(self) -> tuple[ExitCode, str]:
-        """Find every IREE and run with each; return the exit code, and the reason for an early stop."""
+    def run_each(self, workbenches: Mapping[str, Workbench | None] | None = None) -> tuple[ExitCode, str]:
+        """Run with each IREE; return the exit code, and the reason for an early stop.
+
+        `workbenches`: by label; by default, every IREE is found first.
+        """
         irees, stop_reason = self.irees, ""
         codes: list[ExitCode] = []
         try:
             # Find all IREEs before the first run: typos are reported at once, and leases keep the IREEs installed.
-            machines = {
+            workbenches = workbenches or {
                 iree.label: self._open_workbench(iree) for iree in irees if self._find_previous_code(iree) is None
             }
             for position, iree in enumerate(irees, start=1):
@@ -115,7 +125,7 @@ class _Runs:
                 code = self._find_previous_code(iree)
                 if code is not None:
                     self.presenter.line(f"finished earlier with exit code {int(code)}: not run again")
-                elif (workbench := machines[iree.label]) is None:
+                elif (workbench := workbenches[iree.label]) is None:
                     code = ExitCode.ERROR
                     self.presenter.line("left out: this IREE is not available")
                 else:
@@ -159,9 +169,10 @@ class _Runs:
         self.log.write("start", {}, step=iree.label)
         try:
             setup = replace(
-                self.setup.within(folder, iree.iree), unmeasured_chains=self._compile_unaffected(iree, workbench)
+                self.setup.with_runtime(iree.runtime).within(folder, iree.iree),
+                unmeasured_chains=self._compile_unaffected(iree, workbench),
             )
-            code = run(setup, self.presenter, workbench=workbench, brief=True).exit_code
+            code = run(setup, self.presenter, workbench=workbench, hold=self.hold, brief=True).exit_code
         except GauntletError as error:
             # Join all problems of a spec: tables show them on one line.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
@@ -225,10 +236,14 @@ def _list_modules(journal: Path) -> dict[str, list[str]]:
     return modules
 
 
-def _resume(
-    experiment: Experiment[MatrixOpening], irees: Sequence[str], request: RunRequest
+def resume_irees(
+    experiment: Experiment[_OpeningT], irees: Sequence[str], request: RunRequest
 ) -> tuple[tuple[IreeRequest, ...], RunRequest]:
-    """Return the IREEs of a matrix that is resumed, and the request for their runs."""
+    """Return the IREEs of a matrix that is resumed, and the request for their runs.
+
+    Raises:
+        UsageError: an option has another value than before.
+    """
     opening = experiment.record.opening if experiment.record else MatrixOpening(irees=())
     kept_options = opening.kept or ResumeOptions({})
     options = collect_changed_options((request.selection, request.toolchain, request)) | (

@@ -382,6 +382,11 @@ class RunSetup:
         setup = self.for_side(side)
         return replace(setup, request=replace(setup.request, folder=folder), stages=stages or self.stages)
 
+    def with_runtime(self, iree: str) -> RunSetup:
+        """Return a copy whose modules run with another IREE's runtime; an empty one is that of the compiler."""
+        toolchain = replace(self.request.toolchain, iree_runtime=iree or self.request.toolchain.iree_runtime)
+        return replace(self, request=replace(self.request, toolchain=toolchain))
+
     @property
     def sku_warning(self) -> str:
         """A warning if goldens are checked, and none is for the SKU of `--sku`; empty otherwise.

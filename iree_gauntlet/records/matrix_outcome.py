@@ -35,11 +35,13 @@ class IreeRequest(Recorded):
         label: the name in reports: the text; a folder is shortened to the end that distinguishes it from others.
         iree: the value of `--iree`, unchanged.
         folder: the folder of this IREE's run, inside the matrix's folder.
+        runtime: the IREE whose runtime runs the modules; empty for the same IREE.
     """
 
     label: str
     iree: str
     folder: str
+    runtime: str = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         # A path must not lead out of the matrix's folder.

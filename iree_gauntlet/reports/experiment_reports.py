@@ -43,6 +43,7 @@ from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_o
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.code_report import make_code_reports
 from iree_gauntlet.reports.compare_report import make_comparison_reports
+from iree_gauntlet.reports.compat_report import make_compat_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
@@ -51,12 +52,19 @@ from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, format_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from iree_gauntlet.records.explain_outcome import CaseExplanation, CulpritFinding, ExplainOutcome, SlowdownFinding
     from iree_gauntlet.reports.live_progress import Painter
 
 
+# All other folders are runs.
+_MAKERS: Mapping[ExperimentKind | None, Callable[[Path], Reports]] = {
+    ExperimentKind.COMPARE: make_comparison_reports,
+    ExperimentKind.MATRIX: make_matrix_reports,
+    ExperimentKind.CODE_DIFF: make_code_reports,
+    ExperimentKind.COMPAT: make_compat_reports,
+}
 _BISECT_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("value"),
@@ -329,20 +337,14 @@ def _show_errors(located: CulpritFinding) -> Iterator[Block]:
 
 def make_reports(folder: Path) -> Reports:
     """Return the reports of the experiment in a folder; GauntletError if the journal is missing or unreadable."""
-    match read_kind(folder / JOURNAL):
-        case ExperimentKind.COMPARE:
-            return make_comparison_reports(folder)
-        case ExperimentKind.MATRIX:
-            return make_matrix_reports(folder)
-        case ExperimentKind.BISECT:
-            bisection = read_bisect_outcome(folder)
-            return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
-        case ExperimentKind.CODE_DIFF:
-            return make_code_reports(folder)
-        case ExperimentKind.EXPLAIN:
-            explanation = read_explain_outcome(folder)
-            return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
-    return read_run_reports(folder)
+    kind = read_kind(folder / JOURNAL)
+    if kind is ExperimentKind.BISECT:
+        bisection = read_bisect_outcome(folder)
+        return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
+    if kind is ExperimentKind.EXPLAIN:
+        explanation = read_explain_outcome(folder)
+        return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
+    return _MAKERS.get(kind, read_run_reports)(folder)
 
 
 def write_reports(folder: Path) -> Reports:

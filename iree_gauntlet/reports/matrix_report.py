@@ -229,12 +229,12 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     )
     yield from list_next_steps(itertools.islice(filter(None, commands), 1))
     for kind, title in _TITLES.items():
-        if items := _group_alike((change.chain, change.text, "") for change in changes if change.kind is kind):
+        if items := group_alike((change.chain, change.text, "") for change in changes if change.kind is kind):
             yield Heading(title, 3)
             yield Items(items, _TERMINAL_CHANGES)
 
 
-def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[tuple[Name, str], ...]:
+def group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[tuple[Name, str], ...]:
     """Return an item for each text, which names the first of the chains that have it; entries end with a link."""
     groups: dict[str, list[Name]] = {}
     for chain, text, url in entries:
@@ -244,7 +244,7 @@ def _group_alike(entries: Iterable[tuple[str, str, str]]) -> tuple[tuple[Name, s
 
 
 def _list_failures(matrix: MatrixOutcome) -> tuple[tuple[Name, str], ...]:
-    return _group_alike(
+    return group_alike(
         (row.chain, f"{iree.label}: {cell.verdict_text}: {join_lines(cell.reason, 200)}", cell.url)
         for iree in matrix.irees_with_runs
         for row in matrix.rows

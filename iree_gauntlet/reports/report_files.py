@@ -36,6 +36,7 @@ _PAGES = {
     ExperimentKind.COMPARE: "comparison.html",
     ExperimentKind.MATRIX: "matrix.html",
     ExperimentKind.CODE_DIFF: "code.html",
+    ExperimentKind.COMPAT: "compat.html",
 }
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub rejects a step's complete summary above 1 MiB:

@@ -39,7 +39,10 @@ _COLUMNS = (
     Column("IREE"),
     Column("command", ColumnKind.NAME),
 )
-_PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
+_PAGES = (
+    *("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html"),
+    *("code.html", "compat.html"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from iree_gauntlet.requests import (
     ClusterRequest,
     CodeDiffRequest,
     CompareRequest,
+    CompatRequest,
     Defaults,
     ExplainRequest,
     FormatRequest,
@@ -250,6 +251,41 @@ def code_diff_task(code_request: CodeDiffRequest, run_request: RunRequest) -> Ex
     from iree_gauntlet.experiments.code_diff import diff_code  # noqa: PLC0415
 
     return diff_code(code_request, run_request, console_presenter())
+
+
+@gauntlet_task(
+    "compat",
+    CompatRequest,
+    run_part(
+        (
+            *SELECTION,
+            *CACHE,
+            *_list_running_options(
+                "jobs",
+                "offline",
+                *("timeout_compile", "timeout_threshold"),
+                resume="Continue the newest `compat` (or --run-dir): pairs that are finished are kept.",
+                run_dir="Folder of this compatibility matrix (default: runs/<time>-compat).",
+            ),
+        ),
+        _DEFAULTS,
+        Stage.THRESHOLD,
+    ),
+)
+def compat_task(compat_request: CompatRequest, run_request: RunRequest) -> ExitCode:
+    """Run the modules of each IREE with the runtime of each: which run, are refused, crash, or give wrong numbers.
+
+    Exit codes: 0 no crash and no wrong numbers (a refusal with a message is none), 1 a crash, wrong numbers, or a
+    refusal that --require-compatible forbids, 2 usage, 3 a module could not be judged, 5 nothing matches, 130
+    interrupted.
+
+    Examples: compat 3.9.0 3.10.0 3.11.0 3.12.0 3.13.0 --suite cpu --model dtln --model speechmos
+              compat 3.13.0 build:../iree-build --model dtln --require-compatible 1
+              compat --resume
+    """
+    from iree_gauntlet.experiments.compat import check_compatibility  # noqa: PLC0415
+
+    return check_compatibility(compat_request, run_request, console_presenter())
 
 
 @gauntlet_task(

@@ -13,24 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 import struct
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.program_parameters import Parameter, collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import format_bytes, list_first
+from iree_gauntlet.measuring.code.module_dump import dump_module
 from iree_gauntlet.measuring.numerics.arrays import count_bits
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, parse_dispatch_name
-from iree_gauntlet.system.short_process import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from pathlib import Path
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.plugins import Proof
@@ -41,7 +40,6 @@ _TYPE_PATTERN = r"(?:i[0-9]+|bf16|f[0-9]+(?:E[0-9]+M[0-9]+[A-Z0-9]*)?)"
 _TYPES_PATTERN = re.compile(rf"{_TYPE_PATTERN}(?:x{_TYPE_PATTERN})*")
 _HEAVY_KINDS = ("matmul", "conv", "attention")
 _MAX_NAMES = 4
-_DUMP_TOOL = "iree-dump-module"
 _MODULE_FILE = "module.fb"
 _CONSTANT_PREFIX = "_const"
 _PAIR, _SPAN = struct.Struct("<II"), struct.Struct("<QQQ")
@@ -223,15 +221,7 @@ class _DataSegment:
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
     """Read all data of a module: the segments in `module.fb`, and the files next to it, in the same order."""
-    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    dump = run_tool([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
-    try:
-        descriptions: list[dict[str, Any]] = json.loads(dump.stdout)["rodata_segments"]
-    except (ValueError, KeyError) as error:
-        message = next((line.strip() for line in dump.stderr.splitlines() if line.strip()), "it says nothing")
-        raise GauntletError(
-            f"{module}: {_DUMP_TOOL} cannot describe it: {message}", "compile it again with this toolchain"
-        ) from error
+    descriptions: list[dict[str, Any]] = dump_module(toolchain.runtime.run_module, module)["rodata_segments"]
     external_segments: list[_DataSegment] = []
     try:
         with zipfile.ZipFile(module) as archive:

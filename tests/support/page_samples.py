@@ -310,6 +310,36 @@ def _write_code_diff(folder: Path) -> Path:
     return _write_journal(folder, [("opening", opening), *events, ("end", end)])
 
 
+def _write_compat(folder: Path) -> Path:
+    """A compatibility matrix of three releases: one pair crashes with one of two models, others are refused."""
+    releases = _MATRIX_RELEASES[-3:]
+    refusal = {"verdict": "failed", "failure": "does not run", "reason": "bytecode version mismatch"}
+    crash = {"verdict": "error", "failure": "crashes", "signal": "SIGSEGV", "reason": "iree-run-module crashed"}
+    events: list[tuple[str, dict[str, Any]]] = []
+    for compiler in releases:
+        for runtime in sorted(releases, key=lambda release: release != compiler):
+            threshold = refusal if "3.11.0" in (compiler, runtime) and compiler != runtime else {}
+            label, other = f"{compiler} on {runtime}", crash if (compiler, runtime) == releases[1:] else threshold
+            run = make_release_run(label, det={"threshold": threshold}, rec={"threshold": other})
+            run.write(folder / label.replace(" ", "-"))
+            events += [("start", {"step": label}), ("result", {"step": label, "exit_code": 0, "error": "", "hint": ""})]
+        needs = {"iree": compiler, "chain": "m/det@cpu", "bytecode": "17.0", "features": "YIELD UNWIND"}
+        events.append(("module", {**needs, "dependencies": ["hal >= 7"], "imports": [f"hal.{compiler} 0r_v"]}))
+    opening: dict[str, Any] = {
+        "kind": "compat",
+        "version": "0.1.0",
+        "name": folder.name,
+        "resumed": False,
+        "cwd": "/home/me",
+        "command": f"gauntlet compat {' '.join(releases)} --suite releases",
+        "suite": "releases",
+        "irees": [{"label": release, "iree": release, "folder": release} for release in releases],
+        "promised": 0,
+    }
+    end: dict[str, Any] = {"exit_code": 1, "problem": "", "seconds": 12.0, "interrupted": False, "time": _END_TIME}
+    return _write_journal(folder, [("opening", opening), *events, ("end", end)])
+
+
 def _make_history() -> str:
     """The page of a history of twenty releases, with two runs of each; some models got slower, larger or better."""
     rng = random.Random(7)
@@ -363,6 +393,7 @@ _RECORDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "bisection": ("bisect", _write_bisection),
     "explanation": ("explain/explain", _write_explained_run),
     "code": ("code", _write_code_diff),
+    "compatibility": ("compat", _write_compat),
 }
 PAGE_SAMPLES = (*_RECORDS, "history", "index", "sweep")
 
