@@ -107,7 +107,8 @@ def _list_failures(outcome: CompatOutcome) -> tuple[tuple[Name, str], ...]:
     """List what went wrong; a fault that a module has with its own runtime too is not the pair's."""
     owns = {(cell.chain, cell.compiler): cell.compatibility for cell in outcome.cells if cell.compiler == cell.runtime}
     urls: dict[tuple[str, str], str] = {}
-    for cell in (cell for cell in outcome.cells if cell.exit_code is not ExitCode.OK):
+    failures = (cell for cell in outcome.cells if cell.exit_code is not ExitCode.OK)
+    for cell in sorted(failures, key=lambda cell: cell.compiler != cell.runtime):
         text = f"module of {cell.compiler}, runtime of {cell.runtime}: {_describe(cell)}"
         if cell.compiler == cell.runtime:
             text = f"module of {cell.compiler}, its own runtime: {_describe(cell)}"
