@@ -24,6 +24,7 @@ class ExperimentKind(StrEnum):
     EXPLAIN = "explain"
     CODE_DIFF = "code"
     COMPAT = "compat"
+    QUALIFY = "qualify"
 
     @property
     def noun(self) -> str:
@@ -49,6 +50,7 @@ _NOUNS = {
     ExperimentKind.EXPLAIN: "explanation",
     ExperimentKind.CODE_DIFF: "comparison of code",
     ExperimentKind.COMPAT: "compatibility matrix",
+    ExperimentKind.QUALIFY: "qualification",
 }
 
 

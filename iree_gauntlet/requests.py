@@ -487,6 +487,23 @@ class CompatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class QualifyRequest:
+    """A qualification of a new IREE against an old one: the sides, what is allowed, and the time for it."""
+
+    sides: tuple[str, ...] = option(
+        (),
+        "OLD and NEW, as for `run --iree`, if no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
+        takes=SEVERAL,
+    )
+    allow: float = option(1.0, "Sizes, memory and instructions may be this many per cent larger.")
+    budget: float = option(30.0, "Minutes for times, and as many for bisections of losses.", unit="minutes")
+    no_times: bool = option(False, "Do not compare times.")
+    among: tuple[str, ...] = option(
+        (), "The IREEs between OLD and NEW for bisections, if these are no releases or nightlies (repeatable)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CompareRequest:
     """A comparison of two IREEs: the sides, the metric and the precision."""
 

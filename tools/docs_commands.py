@@ -55,7 +55,7 @@ NOT_RUN = (
     ("docs/how-to/recipes.md", "", _NEEDS_TORCH),
     (
         "*",
-        r"gauntlet (run|matrix|compat|compare) (--resume|--last-failed)|gauntlet (report|xfail\.update)",
+        r"gauntlet (run|matrix|compat|compare|qualify) (--resume|--last-failed)|gauntlet (report|xfail\.update)",
         _NEEDS_EARLIER_RUN,
     ),
     ("docs/start/first-run.md", r"^gauntlet run", _NEEDS_MODELS),
@@ -63,7 +63,11 @@ NOT_RUN = (
     ("docs/start/own-model.md", r"my-models && gauntlet run$", "names a model of the reader's"),
     ("docs/start/*.md", r"gauntlet", ""),
     ("README.md", r"^\.venv/bin/gauntlet run", _NEEDS_MODELS),
-    ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|compat|bisect|cache\.(ex|im)port)\b", _NEEDS_MODELS),
+    (
+        "*",
+        r"^gauntlet (run|threshold|benchmark|matrix|comp(are|at)|qualify|bisect|cache\.(ex|im)port)\b",
+        _NEEDS_MODELS,
+    ),
     ("*", r"^gauntlet (explain|bundle\.|history\.|golden\.update --from-history)", _NEEDS_EARLIER_RUN),
     ("*", r"^python benchmarks/", "measures, on an idle machine"),
     ("CONTRIBUTING.md", r"^ruff", "needs the tools of nox's session `lint`"),

@@ -46,6 +46,7 @@ from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.compat_report import make_compat_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.qualify_report import make_qualify_reports
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
@@ -64,6 +65,7 @@ _MAKERS: Mapping[ExperimentKind | None, Callable[[Path], Reports]] = {
     ExperimentKind.MATRIX: make_matrix_reports,
     ExperimentKind.CODE_DIFF: make_code_reports,
     ExperimentKind.COMPAT: make_compat_reports,
+    ExperimentKind.QUALIFY: make_qualify_reports,
 }
 _BISECT_COLUMNS = (
     Column("IREE", ColumnKind.NAME),

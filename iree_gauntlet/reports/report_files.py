@@ -37,6 +37,7 @@ _PAGES = {
     ExperimentKind.MATRIX: "matrix.html",
     ExperimentKind.CODE_DIFF: "code.html",
     ExperimentKind.COMPAT: "compat.html",
+    ExperimentKind.QUALIFY: "qualify.html",
 }
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub rejects a step's complete summary above 1 MiB:

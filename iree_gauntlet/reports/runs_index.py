@@ -41,7 +41,7 @@ _COLUMNS = (
 )
 _PAGES = (
     *("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html"),
-    *("code.html", "compat.html"),
+    *("code.html", "compat.html", "qualify.html"),
 )
 
 

@@ -20,6 +20,7 @@ from iree_gauntlet.requests import (
     FormatRequest,
     MicroRequest,
     Option,
+    QualifyRequest,
     RunRequest,
     SelectionRequest,
     ShardRequest,
@@ -326,6 +327,42 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
 
     with open_cluster(cluster, request.execution) as machines:
         return matrix(irees, request, console_presenter(), machines)
+
+
+@gauntlet_task(
+    "qualify",
+    QualifyRequest,
+    run_part(
+        (
+            *(option for option in SELECTION if option.name != "variant"),
+            *CACHE,
+            *_list_running_options(
+                "jobs",
+                "offline",
+                "disturbed",
+                *_TIMEOUTS,
+                resume="Continue the newest `qualify` (or --run-dir): parts that are finished are kept.",
+                run_dir="Folder of this qualification (default: runs/<time>-qualify).",
+            ),
+            *list_options(RunRequest, "instructions", "memory"),
+            *COUNTING,
+        ),
+        _DEFAULTS,
+    ),
+)
+def qualify_task(qualify_request: QualifyRequest, run_request: RunRequest) -> ExitCode:
+    """Say if a NEW IREE is as good as an OLD one: what got worse, how serious it is, and since which release.
+
+    Runs a matrix up to the exact figures, `compat`, a comparison of times, and a bisection of each loss. Exit codes: 0
+    nothing lost, 1 a loss, 2 usage, 3 not everything could be judged, 5 nothing matches, 130 interrupted.
+
+    Examples: qualify 3.12.0 3.13.0 --suite cpu
+              qualify 3.13.0 build:../iree-build --suite cpu --instructions --no-times
+              qualify --resume
+    """
+    from iree_gauntlet.experiments.qualify import qualify  # noqa: PLC0415
+
+    return qualify(qualify_request, run_request, console_presenter())
 
 
 @gauntlet_task(

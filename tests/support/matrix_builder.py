@@ -10,7 +10,14 @@ from tests.support.journal_builder import CACHE_MISS, JournalBuilder, make_compa
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MATRIX_REPORTS", "make_compile_result", "make_release_run", "write_four_releases", "write_record"]
+__all__ = [
+    "MATRIX_REPORTS",
+    "make_compile_result",
+    "make_release_run",
+    "write_four_releases",
+    "write_qualification",
+    "write_record",
+]
 
 MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
 _TIME = "2026-11-21T05:18:00.000Z"
@@ -159,3 +166,42 @@ def write_four_releases(folder: Path) -> Path:
         ),
     }
     return write_record(folder, runs, results={"3.5.0": 1, "3.9.0": 1, "3.12.0": 0, "3.13.0": 0})
+
+
+def _make_failed(stage: str, kind: str) -> dict[str, Any]:
+    chain = make_failed_chain(stage, "error: failed")
+    return {**chain, stage: {**chain[stage], "failure": kind}}
+
+
+def write_qualification(folder: Path, allowed: float = 1.0) -> Path:
+    """Write the record of two releases between which models got better, worse, and broke."""
+    runs = {
+        "3.12.0": make_release_run(
+            "3.12.0",
+            same=make_chain(),
+            larger=make_chain(size=1_000_000),
+            smaller=make_chain(size=1_000_000),
+            broken=make_chain(),
+            mended=_make_failed("compile", "does not compile"),
+            red=_make_failed("threshold", "wrong numbers"),
+        ),
+        "3.13.0": make_release_run(
+            "3.13.0",
+            same=make_chain(size=68_000_001),
+            larger=make_chain(size=1_020_000, dispatches=54),
+            smaller=make_chain(size=900_000),
+            broken=_make_failed("compile", "does not compile"),
+            mended=make_chain(),
+            red=_make_failed("threshold", "wrong numbers"),
+        ),
+    }
+    write_record(folder / "matrix", dict(runs), results={"3.12.0": 1, "3.13.0": 1})
+    opening = {"kind": "qualify", "name": folder.name, "old": "3.12.0", "new": "3.13.0", "allowed": allowed}
+    events = [
+        {"event": "opening", **opening},
+        {"event": "start", "step": "matrix"},
+        {"event": "result", "step": "matrix", "exit_code": 1},
+        {"event": "end", "exit_code": 1},
+    ]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder

@@ -24,7 +24,7 @@ from tests.support.journal_builder import (
     make_every_verdict,
     plan_chain,
 )
-from tests.support.matrix_builder import make_chain, make_failed_chain, make_release_run
+from tests.support.matrix_builder import make_chain, make_failed_chain, make_release_run, write_qualification
 from tests.support.matrix_builder import write_record as write_matrix_record
 from tests.support.micro_records import HEADER, squares
 from tests.support.whole_records import write_explanation
@@ -394,6 +394,7 @@ _RECORDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "explanation": ("explain/explain", _write_explained_run),
     "code": ("code", _write_code_diff),
     "compatibility": ("compat", _write_compat),
+    "qualification": ("qualify", write_qualification),
 }
 PAGE_SAMPLES = (*_RECORDS, "history", "index", "sweep")
 
@@ -403,8 +404,8 @@ def write_page_samples(folder: Path) -> dict[str, Path]:
     pages, reports = {}, {}
     for number, (name, (page, write)) in enumerate(_RECORDS.items()):
         record = write(folder / f"{_RUN}-{number:02}")
-        # A matrix and a comparison have runs inside.
-        for journal in record.glob("*/journal.jsonl"):
+        # A matrix and a comparison have runs inside, and a qualification has these.
+        for journal in (*record.glob("*/*/journal.jsonl"), *record.glob("*/journal.jsonl")):
             write_reports(journal.parent)
         reports[record.name] = write_reports(record)
         pages[name] = record / f"{page}.html"

@@ -1,0 +1,202 @@
+"""`qualify`: is a new IREE as good as an old one? One verdict of several experiments, the cheap and exact ones first.
+
+<folder>/journal.jsonl        the record (`records/qualify_outcome.py` describes it)
+<folder>/matrix/              compiles, numbers, and exact figures with both IREEs
+<folder>/compat/              modules of each with the runtime of the other
+<folder>/times/               benchmarks of both in turn
+<folder>/bisect-*/            the search for the release of a loss
+<folder>/qualify.md, .html, .json, junit.xml
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
+
+from iree_gauntlet.engine.session import interruptible
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.experiments.bisect import bisect
+from iree_gauntlet.experiments.compare import compare
+from iree_gauntlet.experiments.compat import check_compatibility
+from iree_gauntlet.experiments.experiment import Experiment
+from iree_gauntlet.experiments.matrix import matrix
+from iree_gauntlet.experiments.run import make_setup
+from iree_gauntlet.journal_events import ResumeOptions
+from iree_gauntlet.journal_format import JOURNAL, read_kind
+from iree_gauntlet.records.bisect_outcome import select_chain
+from iree_gauntlet.records.qualify_outcome import (
+    COMPAT_PART,
+    EXACT,
+    QUALIFY,
+    TIMES,
+    PartResult,
+    QualifyOpening,
+    read_qualify_outcome,
+)
+from iree_gauntlet.requests import (
+    BisectRequest,
+    CompareRequest,
+    CompatRequest,
+    FolderRequest,
+    QualifyRequest,
+    collect_changed_options,
+    parse_request,
+)
+from iree_gauntlet.stages import Stage
+from iree_gauntlet.toolchains.choice import parse_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from iree_gauntlet.progress import Progress, Reporter
+    from iree_gauntlet.records.event_log import EventLog
+    from iree_gauntlet.records.qualify_outcome import Finding
+    from iree_gauntlet.requests import RunRequest
+
+    _Performer = Callable[[RunRequest], ExitCode]
+
+
+_EXACT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT)
+
+
+def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -> ExitCode:
+    """Compare two IREEs by everything that a suite says, and follow what got worse.
+
+    Raises:
+        UsageError: the sides are not two IREEs, or an option differs from that of a resumed qualification.
+        GauntletError: the specs cannot be read.
+    """
+    experiment = Experiment.find(QUALIFY, request.folder)
+    if experiment.record:
+        new_options = collect_changed_options((options, request.selection, request.execution))
+        kept = experiment.keep_options(new_options, ("budget",))
+        options, request = parse_request(QualifyRequest, asdict(options) | kept), request.with_resumed_options(kept)
+    if len(options.sides) != 2:
+        raise UsageError(
+            f"qualify takes two IREEs, OLD and NEW, not {len(options.sides)}",
+            "Such as: gauntlet qualify 3.12.0 3.13.0 --suite cpu",
+        )
+    for side in options.sides:
+        parse_choice(side)
+    setup = make_setup(request)
+    old, new = options.sides
+    kept_options = {**asdict(options), **request.resume_options}
+    opening = QualifyOpening(
+        suite=setup.selection.name, old=old, new=new, allowed=options.allow, kept=ResumeOptions(kept_options)
+    )
+    previous = experiment.record.collect_results(PartResult) if experiment.record else {}
+    with interruptible(lambda: None):
+        with experiment.open(presenter, opening) as log:
+            finished = {name: part for name, part in previous.items() if not part.problem}
+            qualification = _Qualification(experiment.folder, options, request, presenter, log, finished)
+            qualification.run_parts()
+            experiment.code = read_qualify_outcome(experiment.folder).worst_code
+        return experiment.reported
+
+
+@dataclass(frozen=True, slots=True)
+class _Qualification:
+    """A running qualification; `finished` has the parts that an earlier part of it has ended."""
+
+    folder: Path
+    options: QualifyRequest
+    request: RunRequest
+    presenter: Reporter
+    log: EventLog
+    finished: Mapping[str, PartResult]
+
+    def run_parts(self) -> None:
+        """Run all parts; those that are finished are kept."""
+        sides, budget = self.options.sides, self.options.budget
+        self._run_part(EXACT, lambda request: matrix(sides, replace(request, stages=_EXACT_STAGES), self._brief))
+        outcome = read_qualify_outcome(self.folder)
+        if outcome.matrix is None or any(iree.problem for iree in outcome.matrix.irees):
+            # The other parts would fail for the same reason.
+            return
+        compat = CompatRequest(iree=sides)
+        self._run_part(COMPAT_PART, lambda request: check_compatibility(compat, _narrow(request), self._brief))
+        if not self.options.no_times:
+            times = CompareRequest(sides=sides, budget=budget, no_work=True)
+            self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
+        self._bisect_losses()
+
+    @property
+    def _brief(self) -> Reporter:
+        return _BriefReporter(self.presenter)
+
+    def _run_part(
+        self, name: str, perform: Callable[[RunRequest], ExitCode], chain: str = "", metric: str = ""
+    ) -> None:
+        """Run a part in its folder, which is resumed if it has a record, and record how it ended."""
+        self.presenter.line(f"\n{name}")
+        if name in self.finished:
+            self.presenter.line("finished earlier: not run again")
+            return
+        path = self.folder / name / JOURNAL
+        resumes = read_kind(path) is not None
+        if not resumes:
+            # The writer was killed in the first line: there is nothing to resume.
+            path.unlink(missing_ok=True)
+        request = replace(self.request, folder=FolderRequest(run_dir=str(path.parent), resume=resumes))
+        self.log.write("start", {}, step=name)
+        problem = ""
+        try:
+            code = perform(request)
+        except NothingSelectedError as error:
+            code, problem = ExitCode.OK, f"left out: {error.message}"
+        except GauntletError as error:
+            code, problem = error.exit_code, error.message
+        if code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        result = PartResult(exit_code=code, problem=problem, chain=chain, metric=metric)
+        self.log.write("result", result, step=name)
+
+    def _bisect_losses(self) -> None:
+        """Measure each loss again and search for its release, the most serious first, until the budget is used up."""
+        good, bad = self.options.sides
+        is_indexed = all(parse_choice(side).version for side in self.options.sides)
+        among = self.options.among or (() if is_indexed else self.options.sides)
+        end = time.monotonic() + 60 * self.options.budget
+        for loss in read_qualify_outcome(self.folder).losses:
+            if loss.metric and (loss.part in self.finished or time.monotonic() < end):
+                question = BisectRequest(good=good, bad=bad, metric=loss.metric, among=among)
+                perform = partial(self._bisect, question, loss)
+                self._run_part(loss.part, perform, loss.chain, loss.metric)
+
+    def _bisect(self, question: BisectRequest, loss: Finding, request: RunRequest) -> ExitCode:
+        model, submodel, target = (tuple(select_chain(loss.chain)[name]) for name in ("model", "submodel", "target"))
+        selection = replace(request.selection, model=model, submodel=submodel, target=target)
+        return bisect(question, replace(request, selection=selection), self._brief)
+
+
+def _narrow(request: RunRequest) -> RunRequest:
+    """Return the request of runs that only check numbers."""
+    return replace(request, stages=(Stage.THRESHOLD,), instructions=False, memory=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _BriefReporter:
+    """A reporter that shows the results of parts in one line."""
+
+    reporter: Reporter
+
+    def progress(self) -> AbstractContextManager[Progress]:
+        """Display events as the reporter does."""
+        return self.reporter.progress()
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self.reporter.line(text)
+
+    def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
+        """Write the reports of a part; show its result in one line, whatever `brief` is."""
+        del brief
+        return self.reporter.report_run(folder, brief=True)
+
+    def with_stream(self, stream: TextIO) -> Reporter:
+        """Return the same on another stream."""
+        return _BriefReporter(self.reporter.with_stream(stream))

@@ -1,0 +1,328 @@
+"""The result of `qualify`: what got worse from one IREE to another, and better, by the experiments of its folder.
+
+The journal's steps are the parts: the folder of each has an experiment with a record of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.diagnostics import find_diagnostic
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import Figure
+from iree_gauntlet.formatting import format_count_change, format_factor, join_lines, pluralize
+from iree_gauntlet.journal_events import ExperimentKind, Opening
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
+from iree_gauntlet.records.compare_record import read_comparison
+from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
+from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
+from iree_gauntlet.records.outcome import list_record_remarks
+from iree_gauntlet.stages import FailureKind, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.journal_events import EndEvent
+    from iree_gauntlet.records.bisect_outcome import BisectOutcome
+    from iree_gauntlet.records.chain_figures import MatrixCell
+    from iree_gauntlet.records.compat_outcome import CompatOutcome
+    from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
+    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
+
+
+# The parts, in their order: cheap and exact ones first. Bisections follow, each in a folder of its own.
+EXACT, COMPAT_PART, TIMES = "matrix", "compat", "times"
+_UNSAFE = re.compile(r"[^\w.-]+")
+# The groups of the verdicts of times that need one.
+_TIME_GROUPS = {"slower": "loss", "faster": "gain", "error": "unjudged", "inconclusive": "undecided"}
+# The kinds of findings besides figures, the most serious first.
+_WRONG, _CRASHES, _FAILING, _PASSING = "wrong numbers", "crashes", "newly failing", "newly passing"
+_KINDS = (_WRONG, _CRASHES, _FAILING, _PASSING, *_TIME_GROUPS)
+# Larger figures in these units are losses; other counts are only changes.
+_COSTS = ("bytes", "instructions", "spills")
+# These failures depend on what the spec expects of one IREE.
+_OWN_FAILURES = (FailureKind.MISSES_A_GOLDEN, FailureKind.TUNES_NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualifyOpening(Opening):
+    """The opening of a qualification.
+
+    Attributes:
+        old, new: the IREEs.
+        allowed: exact figures may be this many per cent larger.
+    """
+
+    kind: ExperimentKind = ExperimentKind.QUALIFY
+    suite: str = ""
+    old: str
+    new: str
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartResult(Recorded):
+    """`result`: the end of a part; with a `problem`, the part has no result of its own.
+
+    Attributes:
+        chain, metric: the loss that a bisection follows.
+    """
+
+    exit_code: ExitCode
+    problem: str = ""
+    chain: str = field(default="", metadata=UNLESS_DEFAULT)
+    metric: str = field(default="", metadata=UNLESS_DEFAULT)
+
+
+QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A difference between the two IREEs.
+
+    Attributes:
+        kind: `wrong numbers`, `newly failing`, `slower`, or the word of a figure.
+        chain: the model.
+        text: the difference in words: `1,000 → 1,200 bytes`.
+        metric: the metric of `bisect` by which the release of the change can be found; empty if there is none.
+        url: the report that has more, relative to the folder.
+        factor: NEW's figure in relation to OLD's; 1 if there is none.
+    """
+
+    kind: str
+    chain: str
+    text: str
+    metric: str = ""
+    url: str = ""
+    factor: float = 1.0
+
+    @property
+    def part(self) -> str:
+        """The name of the bisection of this loss, and of its folder."""
+        return f"bisect-{self.metric}-{_UNSAFE.sub('-', self.chain)}"
+
+
+@dataclass(frozen=True, slots=True)
+class QualifyOutcome:
+    """The result of a qualification.
+
+    Attributes:
+        parts: the parts that have ended.
+        losses: what got worse, the most serious first.
+        gains: what got better.
+        changes: differences that are neither.
+        undecided: models that are not judged by time, because the machine could not say.
+        unjudged: what could not be judged, with the reasons.
+        bisections: the searches for the release of a loss, by part.
+        end: None if it did not end.
+    """
+
+    name: str
+    opening: QualifyOpening
+    parts: Mapping[str, PartResult]
+    matrix: MatrixOutcome | None
+    compat: CompatOutcome | None
+    losses: tuple[Finding, ...]
+    gains: tuple[Finding, ...]
+    changes: tuple[Finding, ...]
+    undecided: tuple[Finding, ...]
+    unjudged: tuple[str, ...]
+    bisections: Mapping[str, BisectOutcome]
+    remarks: tuple[str, ...]
+    state: str
+    end: EndEvent | None
+
+    @property
+    def worst_code(self) -> ExitCode:
+        """The exit code of the parts: a loss fails; a part without a result is an error."""
+        codes = [ExitCode.FAILED] if self.losses else []
+        codes += [part.exit_code for part in self.parts.values() if part.problem]
+        codes += [ExitCode.ERROR] if self.unjudged else []
+        return ExitCode.worst(codes)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The command's exit code; ERROR if it did not end."""
+        return self.end.exit_code if self.end else ExitCode.ERROR
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of OLD and NEW in reports."""
+        labels = [iree.label for iree in self.matrix.irees] if self.matrix else [self.opening.old, self.opening.new]
+        return labels[0], labels[1]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models."""
+        return tuple(row.chain for row in self.matrix.rows) if self.matrix else ()
+
+    @property
+    def answer(self) -> str:
+        """The answer in one line."""
+        models = pluralize(len(self.models), "model")
+        if not self.losses:
+            gains = f", {pluralize(len(self.gains), 'gain')}" if self.gains else ""
+            return f"{self.names[1]} loses nothing against {self.names[0]} in {models}{gains}"
+        worst = self.losses[0]
+        count = pluralize(len(self.losses), "loss", "es")
+        return f"{count} in {models}, first {worst.chain}: {worst.kind}: {worst.text}"
+
+
+def read_qualify_outcome(folder: Path) -> QualifyOutcome:
+    """Read a qualification, even a killed one; GauntletError if its record, or one of a part, cannot be read."""
+    record = QUALIFY.read(folder)
+    opening, first_opening = record.opening, record.openings[0]
+    parts = record.collect_results(PartResult)
+
+    def has(part: str) -> bool:
+        return part in parts and (folder / part / JOURNAL).is_file()
+
+    matrix = read_matrix_outcome(folder / EXACT) if has(EXACT) else None
+    compat = read_compat_outcome(folder / COMPAT_PART) if has(COMPAT_PART) else None
+    findings: list[tuple[str, Finding]] = []
+    unjudged = [f"{name}: {part.problem}" for name, part in parts.items() if part.problem and not part.metric]
+    if matrix:
+        old, new = matrix.irees
+        if old.problem:
+            unjudged.append(f"{old.label}: {old.problem}")
+        elif new.problem:
+            # Such as a flag that the new IREE does not know: none of the models is compiled.
+            findings.append(("loss", Finding(_FAILING, "all models", new.problem)))
+        elif old.outcome and new.outcome:
+            findings += _compare_cells(matrix, opening.allowed)
+    if compat:
+        findings += _list_incompatible(compat)
+    if has(TIMES):
+        findings += _read_times(folder / TIMES)
+    unjudged += [
+        f"{finding.chain}, {finding.kind}: {finding.text}" for group, finding in findings if group == "unjudged"
+    ]
+    order = {kind: position for position, kind in enumerate(_KINDS)}
+    findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
+    losses, gains, changes, undecided = (
+        tuple(finding for group, finding in findings if group == name)
+        for name in ("loss", "gain", "change", "undecided")
+    )
+    bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
+    return QualifyOutcome(
+        name=opening.name or folder.name,
+        opening=replace(opening, time=first_opening.time, command=first_opening.command),
+        parts=parts,
+        matrix=matrix,
+        compat=compat,
+        losses=losses,
+        gains=gains,
+        changes=changes,
+        undecided=undecided,
+        unjudged=tuple(unjudged),
+        bisections=bisections,
+        remarks=tuple(
+            list_record_remarks(
+                "qualification", "record", len(record.openings), record.end, torn=record.has_truncated_line
+            )
+        ),
+        state=record.state,
+        end=record.end,
+    )
+
+
+def _compare_cells(matrix: MatrixOutcome, allowed: float) -> Iterator[tuple[str, Finding]]:
+    """Compare verdicts, flags and exact figures of each model.
+
+    Yield pairs: `loss`, `gain`, `change`, or `unjudged` for a model without a verdict, and the finding.
+    """
+    old_run, new_run = ({chain.id: chain for chain in iree.outcome.cases} for iree in matrix.irees if iree.outcome)
+    page = f"{EXACT}/matrix.html"
+    for row in matrix.rows:
+        if row.chain not in old_run or row.chain not in new_run:
+            continue
+        chains = old_run[row.chain], new_run[row.chain]
+        before, after = map(_find_cause, chains)
+        for label, cause in zip((iree.label for iree in matrix.irees), (before, after), strict=True):
+            if cause and cause.failure is None:
+                yield "unjudged", Finding(f"with {label}", row.chain, _describe_step(cause))
+        old, new = (row.cells[iree.label] for iree in matrix.irees)
+        old_notes, new_notes = (
+            {note for step in chain.steps if step.stage is Stage.COMPILE for note in step.notes} for chain in chains
+        )
+        for note in sorted(new_notes - old_notes):
+            yield "change", Finding("note", row.chain, note, "", page)
+        if before is None and after and after.failure:
+            metric = "" if after.failure in _OWN_FAILURES else "runs"
+            kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(after.failure, _FAILING)
+            yield (
+                "loss",
+                Finding(kind, row.chain, f"{after.name}: {_describe_step(after)}", metric, f"{EXACT}/{new.url}"),
+            )
+        elif before and before.failure and after is None:
+            yield "gain", Finding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
+        elif before is None and after is None:
+            yield from _compare_figures(row, old, new, allowed)
+
+
+def _find_cause(chain: ChainOutcome) -> StepOutcome | None:
+    """Return the step that failed, expected or not; None if the model works."""
+    causes = (step for step in chain.steps if step.verdict.blocks and step.verdict is not Verdict.INCONCLUSIVE)
+    return next(causes, None)
+
+
+def _describe_step(step: StepOutcome) -> str:
+    return join_lines(find_diagnostic(step.diagnosis), 300)
+
+
+def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> Iterator[tuple[str, Finding]]:
+    for figure in Figure:
+        before, after = old.figures.values.get(figure), new.figures.values.get(figure)
+        changes = figure.row.matrix_changes
+        if not changes or not figure.is_exact or before is None or after is None:
+            continue
+        if (figure.is_counted and old.figures.counted_by != new.figures.counted_by) or before == after:
+            continue
+        is_cost = figure.row.unit in _COSTS
+        margin = max(allowed / 100 * before, changes.margin.amount)
+        is_larger, is_smaller = after - before > margin, before - after > margin
+        change = f" ({format_count_change(before, after)})" if before else ""
+        text = f"{figure.row.write(before)} → {figure.row.write(after)}{change}"
+        group = "loss" if is_larger else "gain" if is_smaller else ""
+        if not is_cost:
+            group = "change" if changes.margin.is_exceeded(before, after) else ""
+        if group:
+            factor = after / before if before else after
+            yield group, Finding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
+
+
+def _list_incompatible(compat: CompatOutcome) -> Iterator[tuple[str, Finding]]:
+    """List pairs of different IREEs that fail; what one of them does alone too is found by the matrix."""
+    owns = {(cell.chain, cell.compiler): cell.compatibility for cell in compat.cells if cell.compiler == cell.runtime}
+    for cell in compat.cells:
+        if cell.compatibility in (owns[cell.chain, cell.compiler], owns[cell.chain, cell.runtime]):
+            continue
+        place = f"module of {cell.compiler}, runtime of {cell.runtime}"
+        reason = _describe_step(cell.step) if cell.step else cell.problem
+        url = f"{COMPAT_PART}/{cell.url}"
+        if cell.compatibility in (Compatibility.CRASHES, Compatibility.WRONG):
+            kind = _CRASHES if cell.compatibility is Compatibility.CRASHES else _WRONG
+            yield "loss", Finding(kind, cell.chain, f"{place}: {reason}", "", url)
+        elif cell.compatibility is Compatibility.REFUSED:
+            yield "change", Finding("refused", cell.chain, f"{place}: {reason}", "", url)
+
+
+def _read_times(folder: Path) -> Iterator[tuple[str, Finding]]:
+    """Compare the times of each model; pairs are as in `_compare_cells`, or `undecided` if rounds could not decide."""
+    comparison = read_comparison(folder)
+    for chain, reason in comparison.prepared.left_out.items():
+        yield "undecided", Finding("time", chain, reason)
+    for chain, times in comparison.verdicts.items():
+        text = format_factor(times.figures.ratio) if times.figures else times.reason
+        factor = times.figures.ratio if times.figures else 1.0
+        finding = Finding(times.verdict, chain, text, "time", f"{TIMES}/comparison.html", factor)
+        if group := _TIME_GROUPS.get(times.verdict):
+            is_judged = group in ("loss", "gain")
+            yield group, finding if is_judged else replace(finding, kind="time", text=times.reason)

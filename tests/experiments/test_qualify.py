@@ -1,0 +1,146 @@
+"""`qualify` as a user runs it: what a new IREE loses, named with its cause, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.records.qualify_outcome import read_qualify_outcome
+from iree_gauntlet.records.run_folder import list_folders
+from iree_gauntlet.reports.experiment_reports import write_reports
+from tests.support.faulty_iree import fill_module_cache, write_build_tree
+from tests.support.matrix_builder import write_qualification
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# With modules of the old IREE, the new runtime crashes on one model; it computes another one wrongly.
+_FAULTS = """case "$*" in
+*/compat/build-old-on-build-new/*/abs.cpu/*) kill -SEGV $$ ;;
+*/wrong.cpu/*)
+  for word; do shift; case $word in --input=*) word=--input=4xf32=9 ;; esac; set -- "$@" "$word"; done ;;
+esac"""
+_LACKED_FLAG = "iree-llvmcpu-target-cpu"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path)
+    fill_module_cache(project)
+    yield project
+    project.close()
+
+
+def _newest(project: Project) -> Path:
+    return next(list_folders(project.folder / "runs", ExperimentKind.QUALIFY))
+
+
+def _read(project: Project) -> Any:
+    return json.loads((_newest(project) / "qualify.json").read_text())
+
+
+@pytest.mark.iree
+def test_each_loss_is_named_with_its_cause_and_followed(project: Project) -> None:
+    project.add("wrong")
+    old, new = (
+        write_build_tree(project.folder / "old"),
+        write_build_tree(project.folder / "new", iree_run_module=_FAULTS),
+    )
+    done = project.gauntlet("qualify", old, new, "--no-times")
+    assert done.code == 1, done.text
+    document = _read(project)
+    wrong, crash = document["losses"]
+    assert (wrong["kind"], wrong["chain"]) == ("wrong numbers", "toy/wrong@cpu")
+    # It is measured again with both, and found again.
+    assert wrong["since"] == "first bad: new; last good: old"
+    assert (crash["kind"], crash["chain"]) == ("crashes", "toy/abs@cpu")
+    assert crash["text"].startswith("module of build:old, runtime of build:new: iree-run-module crashed with SIGSEGV")
+    assert (document["gains"], document["changes"], document["unjudged"]) == ([], [], [])
+    assert list(document["parts"]) == ["matrix", "compat", "bisect-runs-toy-wrong-cpu"]
+    # There are texts to paste.
+    page = (_newest(project) / "qualify.md").read_text()
+    assert 'case = "toy/wrong"\nstage = "threshold"\nkind = "wrong numbers"' in page
+    assert "toy/wrong@cpu: wrong numbers from build:old to build:new" in page
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("kept", [4, *(pytest.param(count, marks=pytest.mark.stress) for count in (1, 2, 3, 5))])
+def test_killed_in_any_part_and_gone_on_with(project: Project, kept: int) -> None:
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    assert project.gauntlet("qualify", old, new, "--no-times").code == 0
+    folder = _newest(project)
+    # As if it had been killed after so many lines, in the middle of the next one.
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    part = json.loads(lines[kept - 1]).get("step", "")
+    (folder / "journal.jsonl").write_text("".join(lines[:kept]) + lines[kept][:20])
+    journal = folder / part / "journal.jsonl"
+    if part and json.loads(lines[kept - 1])["event"] == "start":
+        inner = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(inner[: len(inner) // 2]))
+    report = project.gauntlet("report", str(folder))
+    assert report.code == 3, report.text
+    done = project.gauntlet("qualify", "--resume")
+    assert done.code == 0, done.text
+    assert [result["exit_code"] for result in _read(project)["parts"].values()] == [0, 0]
+    assert "loses nothing against" in done.out
+
+
+@pytest.mark.iree
+def test_a_flag_that_is_gone_is_the_loss(project: Project) -> None:
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new")
+    path = project.folder / "new" / "tools" / "iree-compile"
+    path.write_text(path.read_text().replace("exec cat", f"exec grep -v {_LACKED_FLAG}"))
+    done = project.gauntlet("qualify", old, new)
+    assert done.code == 1, done.text
+    (loss,) = _read(project)["losses"]
+    assert loss["chain"] == "all models"
+    assert f"does not know --{_LACKED_FLAG}" in loss["text"]
+    assert list(_read(project)["parts"]) == ["matrix"]
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["installed"], 2, "qualify takes two IREEs, OLD and NEW, not 1"),
+        (["installed", "banana"], 2, "banana: not a known IREE"),
+        (["--resume"], 2, "no earlier `qualify`"),
+        (["installed", "path", "--model", "zzz"], 5, "No model 'zzz'"),
+    ],
+)
+def test_wrong_input(project: Project, words: list[str], code: int, says: str) -> None:
+    done = project.gauntlet("qualify", *words)
+    assert (done.code, says in done.text) == (code, True), done.text
+    assert not (project.folder / "runs").exists()
+
+
+def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
+    outcome = read_qualify_outcome(write_qualification(tmp_path / "q"))
+    assert [(loss.kind, loss.chain, loss.metric) for loss in outcome.losses] == [
+        ("newly failing", "m/broken@cpu", "runs"),
+        ("size", "m/larger@cpu", "size"),
+    ]
+    assert outcome.losses[1].text == "1,000,000 → 1,020,000 (+2.0000 %)"
+    assert [(gain.kind, gain.chain) for gain in outcome.gains] == [
+        ("newly passing", "m/mended@cpu"),
+        ("size", "m/smaller@cpu"),
+    ]
+    # A count that changes is no loss, and what failed before is none either.
+    assert [(change.kind, change.chain) for change in outcome.changes] == [("dispatches", "m/larger@cpu")]
+    assert outcome.worst_code is ExitCode.FAILED
+    write_reports(tmp_path / "q")
+    junit = (tmp_path / "q" / "junit.xml").read_text()
+    assert junit.count("<failure") == 2
+    page = (tmp_path / "q" / "qualify.md").read_text()
+    assert "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric size --model m --submodel larger" in page
+
+
+def test_more_may_be_allowed(tmp_path: Path) -> None:
+    outcome = read_qualify_outcome(write_qualification(tmp_path / "q", allowed=2.5))
+    assert [loss.chain for loss in outcome.losses] == ["m/broken@cpu"]
