@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_marks
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.bisect import bisect
@@ -23,7 +25,8 @@ from iree_gauntlet.experiments.compat import check_compatibility
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.matrix import matrix
 from iree_gauntlet.experiments.run import make_setup
-from iree_gauntlet.journal_events import ResumeOptions
+from iree_gauntlet.figures import METRICS
+from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import select_chain
 from iree_gauntlet.records.qualify_outcome import (
@@ -31,6 +34,7 @@ from iree_gauntlet.records.qualify_outcome import (
     EXACT,
     QUALIFY,
     TIMES,
+    AcceptedLoss,
     PartResult,
     QualifyOpening,
     read_qualify_outcome,
@@ -44,6 +48,7 @@ from iree_gauntlet.requests import (
     collect_changed_options,
     parse_request,
 )
+from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.choice import parse_choice
 
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
-    from iree_gauntlet.records.qualify_outcome import Finding
+    from iree_gauntlet.records.qualify_outcome import BumpFinding
     from iree_gauntlet.requests import RunRequest
 
     _Performer = Callable[[RunRequest], ExitCode]
@@ -123,6 +128,7 @@ class _Qualification:
             times = CompareRequest(sides=sides, budget=budget, no_work=True)
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
         self._bisect_losses()
+        self._accept_losses()
 
     @property
     def _brief(self) -> Reporter:
@@ -147,6 +153,8 @@ class _Qualification:
         try:
             code = perform(request)
         except NothingSelectedError as error:
+            if name == EXACT:
+                raise
             code, problem = ExitCode.OK, f"left out: {error.message}"
         except GauntletError as error:
             code, problem = error.exit_code, error.message
@@ -167,7 +175,23 @@ class _Qualification:
                 perform = partial(self._bisect, question, loss)
                 self._run_part(loss.part, perform, loss.chain, loss.metric)
 
-    def _bisect(self, question: BisectRequest, loss: Finding, request: RunRequest) -> ExitCode:
+    def _accept_losses(self) -> None:
+        """Record the losses that the history's marks accept: for NEW, or for the IREE since which a loss is there."""
+        outcome = read_qualify_outcome(self.folder)
+        marks = [mark for mark in read_marks(find_project_folder() / MARKS_FILE) if mark.mark == "accepted"]
+        new = outcome.matrix.irees[-1].toolchain if outcome.matrix else ToolchainInfo()
+        for loss in outcome.losses if marks else ():
+            figure = METRICS.get(loss.metric)
+            title = f"{loss.chain} {figure.row.history.name}" if figure and figure.row.history else loss.chain
+            bisection = outcome.bisections.get(loss.part)
+            irees = {self.options.sides[1], new.compiler, new.compiler_release}
+            irees |= {bisection.search.first_new} if bisection and bisection.search else set()
+            for mark in marks:
+                if mark.iree in irees and (fnmatchcase(loss.chain, mark.series) or fnmatchcase(title, mark.series)):
+                    self.log.write("accepted", AcceptedLoss(chain=loss.chain, kind=loss.kind, reason=mark.reason))
+                    break
+
+    def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:
         model, submodel, target = (tuple(select_chain(loss.chain)[name]) for name in ("model", "submodel", "target"))
         selection = replace(request.selection, model=model, submodel=submodel, target=target)
         return bisect(question, replace(request, selection=selection), self._brief)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
 
+    # Each finding with its group: `loss`, `gain`, `change`, `unjudged`, or `undecided` if rounds could not decide.
+    _Findings = Iterator[tuple[str, "BumpFinding"]]
+
 
 # The parts, in their order: cheap and exact ones first. Bisections follow, each in a folder of its own.
 EXACT, COMPAT_PART, TIMES = "matrix", "compat", "times"
@@ -80,11 +83,20 @@ class PartResult(Recorded):
     metric: str = field(default="", metadata=UNLESS_DEFAULT)
 
 
-QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedLoss(Recorded):
+    """`accepted`: a loss that the history's marks accept, with their reason."""
+
+    chain: str
+    kind: str
+    reason: str
+
+
+QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult}, {"accepted": AcceptedLoss})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BumpFinding:
     """A difference between the two IREEs.
 
     Attributes:
@@ -116,6 +128,7 @@ class QualifyOutcome:
     Attributes:
         parts: the parts that have ended.
         losses: what got worse, the most serious first.
+        accepted: what got worse and is accepted, with the reasons.
         gains: what got better.
         changes: differences that are neither.
         undecided: models that are not judged by time, because the machine could not say.
@@ -129,10 +142,11 @@ class QualifyOutcome:
     parts: Mapping[str, PartResult]
     matrix: MatrixOutcome | None
     compat: CompatOutcome | None
-    losses: tuple[Finding, ...]
-    gains: tuple[Finding, ...]
-    changes: tuple[Finding, ...]
-    undecided: tuple[Finding, ...]
+    losses: tuple[BumpFinding, ...]
+    accepted: tuple[BumpFinding, ...]
+    gains: tuple[BumpFinding, ...]
+    changes: tuple[BumpFinding, ...]
+    undecided: tuple[BumpFinding, ...]
     unjudged: tuple[str, ...]
     bisections: Mapping[str, BisectOutcome]
     remarks: tuple[str, ...]
@@ -143,7 +157,7 @@ class QualifyOutcome:
     def worst_code(self) -> ExitCode:
         """The exit code of the parts: a loss fails; a part without a result is an error."""
         codes = [ExitCode.FAILED] if self.losses else []
-        codes += [part.exit_code for part in self.parts.values() if part.problem]
+        codes += [part.exit_code for part in self.parts.values() if part.problem and not part.metric]
         codes += [ExitCode.ERROR] if self.unjudged else []
         return ExitCode.worst(codes)
 
@@ -166,7 +180,9 @@ class QualifyOutcome:
     @property
     def answer(self) -> str:
         """The answer in one line."""
-        models = pluralize(len(self.models), "model")
+        models = pluralize(len(self.models), "model") + ("" if self.state == "complete" else ", so far")
+        if not (self.models or self.losses):
+            return "no model was compared"
         if not self.losses:
             gains = f", {pluralize(len(self.gains), 'gain')}" if self.gains else ""
             return f"{self.names[1]} loses nothing against {self.names[0]} in {models}{gains}"
@@ -186,15 +202,17 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
 
     matrix = read_matrix_outcome(folder / EXACT) if has(EXACT) else None
     compat = read_compat_outcome(folder / COMPAT_PART) if has(COMPAT_PART) else None
-    findings: list[tuple[str, Finding]] = []
-    unjudged = [f"{name}: {part.problem}" for name, part in parts.items() if part.problem and not part.metric]
+    findings: list[tuple[str, BumpFinding]] = []
+    # A bisection that finds nothing says so among the parts, and changes no verdict.
+    failed_parts = {name: part for name, part in parts.items() if part.exit_code and not part.metric}
+    unjudged = [f"{name}: {part.problem}" for name, part in failed_parts.items() if part.problem]
     if matrix:
         old, new = matrix.irees
         if old.problem:
             unjudged.append(f"{old.label}: {old.problem}")
         elif new.problem:
             # Such as a flag that the new IREE does not know: none of the models is compiled.
-            findings.append(("loss", Finding(_FAILING, "all models", new.problem)))
+            findings.append(("loss", BumpFinding(_FAILING, "all models", new.problem)))
         elif old.outcome and new.outcome:
             findings += _compare_cells(matrix, opening.allowed)
     if compat:
@@ -206,9 +224,14 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     ]
     order = {kind: position for position, kind in enumerate(_KINDS)}
     findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
-    losses, gains, changes, undecided = (
+    marks = [event.content for event in record.events if isinstance(event.content, AcceptedLoss)]
+    reasons = {(mark.chain, mark.kind): mark.reason for mark in marks}
+    for index, (group, finding) in enumerate(findings):
+        if group == "loss" and (reason := reasons.get((finding.chain, finding.kind))):
+            findings[index] = "accepted", replace(finding, text=f"{finding.text}; accepted: {reason}")
+    losses, accepted, gains, changes, undecided = (
         tuple(finding for group, finding in findings if group == name)
-        for name in ("loss", "gain", "change", "undecided")
+        for name in ("loss", "accepted", "gain", "change", "undecided")
     )
     bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
     return QualifyOutcome(
@@ -218,6 +241,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         matrix=matrix,
         compat=compat,
         losses=losses,
+        accepted=accepted,
         gains=gains,
         changes=changes,
         undecided=undecided,
@@ -233,11 +257,8 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     )
 
 
-def _compare_cells(matrix: MatrixOutcome, allowed: float) -> Iterator[tuple[str, Finding]]:
-    """Compare verdicts, flags and exact figures of each model.
-
-    Yield pairs: `loss`, `gain`, `change`, or `unjudged` for a model without a verdict, and the finding.
-    """
+def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
+    """Compare verdicts, flags and exact figures of each model."""
     old_run, new_run = ({chain.id: chain for chain in iree.outcome.cases} for iree in matrix.irees if iree.outcome)
     page = f"{EXACT}/matrix.html"
     for row in matrix.rows:
@@ -247,22 +268,22 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float) -> Iterator[tuple[str,
         before, after = map(_find_cause, chains)
         for label, cause in zip((iree.label for iree in matrix.irees), (before, after), strict=True):
             if cause and cause.failure is None:
-                yield "unjudged", Finding(f"with {label}", row.chain, _describe_step(cause))
+                yield "unjudged", BumpFinding(f"with {label}", row.chain, _describe_step(cause))
         old, new = (row.cells[iree.label] for iree in matrix.irees)
         old_notes, new_notes = (
             {note for step in chain.steps if step.stage is Stage.COMPILE for note in step.notes} for chain in chains
         )
         for note in sorted(new_notes - old_notes):
-            yield "change", Finding("note", row.chain, note, "", page)
+            yield "change", BumpFinding("note", row.chain, note, "", page)
         if before is None and after and after.failure:
             metric = "" if after.failure in _OWN_FAILURES else "runs"
             kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(after.failure, _FAILING)
             yield (
                 "loss",
-                Finding(kind, row.chain, f"{after.name}: {_describe_step(after)}", metric, f"{EXACT}/{new.url}"),
+                BumpFinding(kind, row.chain, f"{after.name}: {_describe_step(after)}", metric, f"{EXACT}/{new.url}"),
             )
         elif before and before.failure and after is None:
-            yield "gain", Finding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
+            yield "gain", BumpFinding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
         elif before is None and after is None:
             yield from _compare_figures(row, old, new, allowed)
 
@@ -277,7 +298,7 @@ def _describe_step(step: StepOutcome) -> str:
     return join_lines(find_diagnostic(step.diagnosis), 300)
 
 
-def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> Iterator[tuple[str, Finding]]:
+def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> _Findings:
     for figure in Figure:
         before, after = old.figures.values.get(figure), new.figures.values.get(figure)
         changes = figure.row.matrix_changes
@@ -295,10 +316,10 @@ def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: 
             group = "change" if changes.margin.is_exceeded(before, after) else ""
         if group:
             factor = after / before if before else after
-            yield group, Finding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
+            yield group, BumpFinding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
 
 
-def _list_incompatible(compat: CompatOutcome) -> Iterator[tuple[str, Finding]]:
+def _list_incompatible(compat: CompatOutcome) -> _Findings:
     """List pairs of different IREEs that fail; what one of them does alone too is found by the matrix."""
     owns = {(cell.chain, cell.compiler): cell.compatibility for cell in compat.cells if cell.compiler == cell.runtime}
     for cell in compat.cells:
@@ -309,20 +330,20 @@ def _list_incompatible(compat: CompatOutcome) -> Iterator[tuple[str, Finding]]:
         url = f"{COMPAT_PART}/{cell.url}"
         if cell.compatibility in (Compatibility.CRASHES, Compatibility.WRONG):
             kind = _CRASHES if cell.compatibility is Compatibility.CRASHES else _WRONG
-            yield "loss", Finding(kind, cell.chain, f"{place}: {reason}", "", url)
+            yield "loss", BumpFinding(kind, cell.chain, f"{place}: {reason}", "", url)
         elif cell.compatibility is Compatibility.REFUSED:
-            yield "change", Finding("refused", cell.chain, f"{place}: {reason}", "", url)
+            yield "change", BumpFinding("refused", cell.chain, f"{place}: {reason}", "", url)
 
 
-def _read_times(folder: Path) -> Iterator[tuple[str, Finding]]:
-    """Compare the times of each model; pairs are as in `_compare_cells`, or `undecided` if rounds could not decide."""
+def _read_times(folder: Path) -> _Findings:
+    """Compare the times of each model."""
     comparison = read_comparison(folder)
     for chain, reason in comparison.prepared.left_out.items():
-        yield "undecided", Finding("time", chain, reason)
+        yield "undecided", BumpFinding("time", chain, reason)
     for chain, times in comparison.verdicts.items():
         text = format_factor(times.figures.ratio) if times.figures else times.reason
         factor = times.figures.ratio if times.figures else 1.0
-        finding = Finding(times.verdict, chain, text, "time", f"{TIMES}/comparison.html", factor)
+        finding = BumpFinding(times.verdict, chain, text, "time", f"{TIMES}/comparison.html", factor)
         if group := _TIME_GROUPS.get(times.verdict):
             is_judged = group in ("loss", "gain")
             yield group, finding if is_judged else replace(finding, kind="time", text=times.reason)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.records.outcome import StepOutcome
-    from iree_gauntlet.records.qualify_outcome import Finding, PartResult, QualifyOutcome
+    from iree_gauntlet.records.qualify_outcome import BumpFinding, PartResult, QualifyOutcome
 
 
 _PART_COLUMNS = (Column("part", ColumnKind.NAME), Column("result"), Column("report"))
@@ -82,7 +82,8 @@ def _make_document(outcome: QualifyOutcome) -> Document:
     open_losses = (loss for loss in outcome.losses if loss.part not in outcome.bisections)
     commands = filter(None, (_format_command(outcome, loss) for loss in open_losses))
     blocks += list_next_steps(itertools.islice(commands, 1))
-    for title, findings in (("Gains", outcome.gains), ("Other changes", outcome.changes)):
+    lists = {"Accepted": outcome.accepted, "Gains": outcome.gains, "Other changes": outcome.changes}
+    for title, findings in lists.items():
         if items := group_alike(
             (finding.chain, f"{finding.kind}: {finding.text}", finding.url) for finding in findings
         ):
@@ -119,13 +120,13 @@ def _describe_part(name: str, part: PartResult) -> tuple[Cell, ...]:
     return title, result, None if part.problem else TextLink(name, f"{name}/{page}")
 
 
-def _describe_release(outcome: QualifyOutcome, loss: Finding) -> str:
+def _describe_release(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Describe since when a loss is there, by its bisection."""
     bisection = outcome.bisections.get(loss.part)
     return bisection.answer if bisection else "not searched"
 
 
-def _format_command(outcome: QualifyOutcome, loss: Finding) -> str:
+def _format_command(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return the command that searches for the release of a loss; empty if there is none."""
     return format_bisect_command((outcome.opening.old, outcome.opening.new), loss.metric, loss.chain)
 
@@ -154,7 +155,7 @@ def _list_new_steps(outcome: QualifyOutcome) -> Iterable[StepOutcome]:
     return run.bad_steps if run else ()
 
 
-def _format_issue(outcome: QualifyOutcome, loss: Finding) -> str:
+def _format_issue(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return a text for an issue: what, since when, how to see it."""
     lines = [f"{loss.chain}: {loss.kind} from {outcome.names[0]} to {outcome.names[1]}", "", loss.text]
     if outcome.bisections.get(loss.part):
@@ -167,7 +168,7 @@ def _format_issue(outcome: QualifyOutcome, loss: Finding) -> str:
 def _format_json(outcome: QualifyOutcome) -> str:
     opening = outcome.opening
 
-    def describe(finding: Finding) -> dict[str, object]:
+    def describe(finding: BumpFinding) -> dict[str, object]:
         return {**asdict(finding), "since": _describe_release(outcome, finding)}
 
     document = {
@@ -182,6 +183,7 @@ def _format_json(outcome: QualifyOutcome) -> str:
         "models": outcome.models,
         "parts": {name: part.as_dict() for name, part in outcome.parts.items()},
         "losses": [describe(finding) for finding in outcome.losses],
+        "accepted": [asdict(finding) for finding in outcome.accepted],
         "gains": [asdict(finding) for finding in outcome.gains],
         "changes": [asdict(finding) for finding in outcome.changes],
         "undecided": [asdict(finding) for finding in outcome.undecided],

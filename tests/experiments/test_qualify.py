@@ -120,6 +120,28 @@ def test_wrong_input(project: Project, words: list[str], code: int, says: str) -
     assert not (project.folder / "runs").exists()
 
 
+@pytest.mark.iree
+def test_a_part_that_has_nothing_to_do_is_left_out(project: Project) -> None:
+    for path in project.benchmarks.glob("*.json"):
+        path.unlink()
+    done = project.gauntlet("qualify", write_build_tree(project.folder / "old"), "installed")
+    assert done.code == 0, done.text
+    assert "left out: the selection has no benchmark to compare" in done.out
+
+
+@pytest.mark.iree
+def test_what_somebody_accepted_is_no_loss(project: Project) -> None:
+    old = write_build_tree(project.folder / "old")
+    new = write_build_tree(project.folder / "new", iree_run_module=_FAULTS)
+    mark = f'[[mark]]\nseries = "toy/*"\niree = "{new}"\nmark = "accepted"\nreason = "planted"\n'
+    (project.folder / "history_marks.toml").write_text(mark)
+    done = project.gauntlet("qualify", old, new, "--no-times")
+    assert done.code == 0, done.text
+    (accepted,) = _read(project)["accepted"]
+    assert (accepted["kind"], accepted["text"].endswith("; accepted: planted")) == ("crashes", True)
+    assert "Accepted" in done.out
+
+
 def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
     outcome = read_qualify_outcome(write_qualification(tmp_path / "q"))
     assert [(loss.kind, loss.chain, loss.metric) for loss in outcome.losses] == [
