@@ -34,7 +34,7 @@ from iree_gauntlet.records.qualify_outcome import (
     EXACT,
     QUALIFY,
     TIMES,
-    AcceptedLoss,
+    LossAcceptance,
     PartResult,
     QualifyOpening,
     read_qualify_outcome,
@@ -128,7 +128,7 @@ class _Qualification:
             times = CompareRequest(sides=sides, budget=budget, no_work=True)
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
         self._bisect_losses()
-        self._accept_losses()
+        self._apply_marks()
 
     @property
     def _brief(self) -> Reporter:
@@ -175,7 +175,7 @@ class _Qualification:
                 perform = partial(self._bisect, question, loss)
                 self._run_part(loss.part, perform, loss.chain, loss.metric)
 
-    def _accept_losses(self) -> None:
+    def _apply_marks(self) -> None:
         """Record the losses that the history's marks accept: for NEW, or for the IREE since which a loss is there."""
         outcome = read_qualify_outcome(self.folder)
         marks = [mark for mark in read_marks(find_project_folder() / MARKS_FILE) if mark.mark == "accepted"]
@@ -188,7 +188,7 @@ class _Qualification:
             irees |= {bisection.search.first_new} if bisection and bisection.search else set()
             for mark in marks:
                 if mark.iree in irees and (fnmatchcase(loss.chain, mark.series) or fnmatchcase(title, mark.series)):
-                    self.log.write("accepted", AcceptedLoss(chain=loss.chain, kind=loss.kind, reason=mark.reason))
+                    self.log.write("accepted", LossAcceptance(chain=loss.chain, kind=loss.kind, reason=mark.reason))
                     break
 
     def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:

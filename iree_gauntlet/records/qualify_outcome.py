@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
 from iree_gauntlet.diagnostics import find_diagnostic
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.chain_figures import MatrixCell
     from iree_gauntlet.records.compat_outcome import CompatOutcome
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
-    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
+    from iree_gauntlet.records.outcome import StepOutcome
 
     # Each finding with its group: `loss`, `gain`, `change`, `unjudged`, or `undecided` if rounds could not decide.
     _Findings = Iterator[tuple[str, "BumpFinding"]]
@@ -84,7 +83,7 @@ class PartResult(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedLoss(Recorded):
+class LossAcceptance(Recorded):
     """`accepted`: a loss that the history's marks accept, with their reason."""
 
     chain: str
@@ -92,7 +91,7 @@ class AcceptedLoss(Recorded):
     reason: str
 
 
-QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult}, {"accepted": AcceptedLoss})
+QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult}, {"accepted": LossAcceptance})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     ]
     order = {kind: position for position, kind in enumerate(_KINDS)}
     findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
-    marks = [event.content for event in record.events if isinstance(event.content, AcceptedLoss)]
+    marks = [event.content for event in record.events if isinstance(event.content, LossAcceptance)]
     reasons = {(mark.chain, mark.kind): mark.reason for mark in marks}
     for index, (group, finding) in enumerate(findings):
         if group == "loss" and (reason := reasons.get((finding.chain, finding.kind))):
@@ -265,7 +264,7 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
         if row.chain not in old_run or row.chain not in new_run:
             continue
         chains = old_run[row.chain], new_run[row.chain]
-        before, after = map(_find_cause, chains)
+        before, after = (next((step for step in chain.steps if step.verdict.blocks), None) for chain in chains)
         for label, cause in zip((iree.label for iree in matrix.irees), (before, after), strict=True):
             if cause and cause.failure is None:
                 yield "unjudged", BumpFinding(f"with {label}", row.chain, _describe_step(cause))
@@ -286,12 +285,6 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
             yield "gain", BumpFinding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
         elif before is None and after is None:
             yield from _compare_figures(row, old, new, allowed)
-
-
-def _find_cause(chain: ChainOutcome) -> StepOutcome | None:
-    """Return the step that failed, expected or not; None if the model works."""
-    causes = (step for step in chain.steps if step.verdict.blocks and step.verdict is not Verdict.INCONCLUSIVE)
-    return next(causes, None)
 
 
 def _describe_step(step: StepOutcome) -> str:

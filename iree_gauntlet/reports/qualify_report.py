@@ -36,10 +36,9 @@ from iree_gauntlet.reports.matrix_report import group_alike
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.records.outcome import StepOutcome
     from iree_gauntlet.records.qualify_outcome import BumpFinding, PartResult, QualifyOutcome
 
 
@@ -135,7 +134,8 @@ def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:
     """Show texts for the suite: expectations of what fails now, and what to remove because it passes."""
     texts: list[str] = []
     lost_chains = {loss.chain for loss in outcome.losses}
-    for step in _list_new_steps(outcome):
+    run = outcome.matrix.irees[-1].outcome if outcome.matrix else None
+    for step in run.bad_steps if run else ():
         name = json.dumps(f"{step.model}/{step.submodel}", ensure_ascii=False)
         if step.verdict is Verdict.XPASSED:
             texts.append(f"# Remove the expectation of {step.model}/{step.submodel} at {step.stage}: it passes.")
@@ -147,12 +147,6 @@ def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:
         yield Heading("For the suite")
         yield Paragraph(("If these failures are accepted with ", Name(outcome.names[1]), ":"))
         yield Code("\n\n".join(texts), "toml")
-
-
-def _list_new_steps(outcome: QualifyOutcome) -> Iterable[StepOutcome]:
-    """List the steps of the new IREE's run that somebody has to look at."""
-    run = outcome.matrix.irees[-1].outcome if outcome.matrix else None
-    return run.bad_steps if run else ()
 
 
 def _format_issue(outcome: QualifyOutcome, loss: BumpFinding) -> str:
