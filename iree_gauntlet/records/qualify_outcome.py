@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # The parts, in their order: cheap and exact ones first. Bisections follow, each in a folder of its own.
 EXACT, COMPAT_PART, TIMES = "matrix", "compat", "times"
 _UNSAFE = re.compile(r"[^\w.-]+")
+# The folders of files in notes, which differ from run to run.
+_FOLDERS = re.compile(r"[^\s=@,]*/")
 # The groups of the verdicts of times that need one.
 _TIME_GROUPS = {"slower": "loss", "faster": "gain", "error": "unjudged", "inconclusive": "undecided"}
 # The kinds of findings besides figures, the most serious first.
@@ -270,7 +272,8 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
                 yield "unjudged", BumpFinding(f"with {label}", row.chain, _describe_step(cause))
         old, new = (row.cells[iree.label] for iree in matrix.irees)
         old_notes, new_notes = (
-            {note for step in chain.steps if step.stage is Stage.COMPILE for note in step.notes} for chain in chains
+            {_FOLDERS.sub("", note) for step in chain.steps if step.stage is Stage.COMPILE for note in step.notes}
+            for chain in chains
         )
         for note in sorted(new_notes - old_notes):
             yield "change", BumpFinding("note", row.chain, note, "", page)
