@@ -31,6 +31,8 @@ _MAX_NAMES = 3
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _MAX_REASON_CHARS = 300
+# The statistic of a result that names IREE's other way, if that computed the expected outputs.
+AGREES_WITH = "agrees_with"
 # People, job systems and the kernel (out of memory) send these signals; they are no fault of the tool.
 EXTERNAL_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
@@ -380,6 +382,11 @@ class Result(Recorded):
     def full_reason(self) -> str:
         """The reason, after a sentence about the model's operator."""
         return f"{self.unsupported.sentence}; {self.reason}" if self.unsupported else self.reason
+
+    @property
+    def agrees_with(self) -> str:
+        """IREE's other way that computed the expected outputs of a passed step; empty if a reference did."""
+        return str(self.statistics.get(AGREES_WITH, ""))
 
     @property
     def typed_statistics(self) -> StepStatistics:

@@ -20,7 +20,7 @@ from iree_gauntlet.results import EXTERNAL_SIGNALS, Result, shorten
 from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import date
 
     from iree_gauntlet.steps import Command, Step
@@ -311,10 +311,15 @@ class ProvenanceFile(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class GoldenProvenance(Recorded):
-    """The recorded outputs in a folder, and the files that they were made from."""
+    """The recorded outputs in a folder, and the files that they were made from.
+
+    Attributes:
+        agrees_with: IREE's other way that computed the outputs; empty if a reference did.
+    """
 
     outputs: tuple[ProvenanceFile, ...]
     made_by: str = ""
+    agrees_with: str = ""
     optimisations: str = ""
     model: ProvenanceFile | None = None
     inputs: tuple[ProvenanceFile, ...] = ()
@@ -333,17 +338,31 @@ def read_provenance(folder: Path) -> GoldenProvenance | None:
         return None
 
 
-def find_changed_goldens(command: Command) -> list[str]:
-    """Return a text for each output and model file that has changed since the expected outputs were recorded."""
-    changes: dict[str, None] = {}
+def find_agreement(command: Command) -> str:
+    """Return IREE's other way that computed a command's expected outputs; empty if they come from a reference."""
+    for path, record in _list_recordings(command):
+        if record.agrees_with and path.name in record.hashes:
+            return record.agrees_with
+    return ""
+
+
+def _list_recordings(command: Command) -> Iterator[tuple[Path, GoldenProvenance]]:
+    """Yield the files of a command's expected outputs that have a provenance."""
     for text in list_values(command, GOLDEN_FLAG):
         _, mark, name = text.partition("@")
         path = Path(command.cwd, name)
-        record = read_provenance(path.parent) if mark and path.is_file() else None
-        recorded_hash = record.hashes.get(path.name) if record is not None else None
+        if mark and path.is_file() and (record := read_provenance(path.parent)) is not None:
+            yield path, record
+
+
+def find_changed_goldens(command: Command) -> list[str]:
+    """Return a text for each output and model file that has changed since the expected outputs were recorded."""
+    changes: dict[str, None] = {}
+    for path, record in _list_recordings(command):
+        recorded_hash = record.hashes.get(path.name)
         if recorded_hash and hash_file(path) != recorded_hash:
             changes[f"{path.name} differs from what was recorded ({PROVENANCE_FILE} has another hash)"] = None
-        model = record.model if record is not None and recorded_hash else None
+        model = record.model if recorded_hash else None
         for recorded_file in (model, *model.data) if model else ():
             file = path.parent / recorded_file.source
             if recorded_file.sha256 and file.is_file() and hash_file(file) != recorded_file.sha256:

@@ -22,6 +22,7 @@ from iree_gauntlet.cases import Allclose, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS, split_calls
 from iree_gauntlet.engine.judging import (
     GOLDEN_FLAG,
+    find_agreement,
     find_changed_goldens,
     judge_process,
     list_values,
@@ -43,7 +44,7 @@ from iree_gauntlet.measuring.numerics.arrays import (
 from iree_gauntlet.measuring.numerics.comparison import compare_allclose, compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.recorded import Recorded, read_json
-from iree_gauntlet.results import OutputComparison, Result, shorten
+from iree_gauntlet.results import AGREES_WITH, OutputComparison, Result, shorten
 from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 from iree_gauntlet.system.short_process import TAIL_LINES
@@ -103,10 +104,20 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passes and outcome.seconds > _MAX_RERUN_SECONDS):
         result = _add_metrics(step, processes, result, complaints)
+    if agrees_with := find_agreement(step.required_command):
+        result = _qualify(result, agrees_with)
     if changed_goldens := "" if passes else "; ".join(find_changed_goldens(step.required_command)):
         advice = f"`gauntlet golden.record --model {step.model}` records them again"
         result = replace(result, reason=shorten(f"{changed_goldens}; {advice}; {result.reason}"))
     return processes.complete(step, outcome, result)
+
+
+def _qualify(result: Result, agrees_with: str) -> Result:
+    """Name IREE's other way that computed the expected outputs: agreement is no proof, and either may be wrong."""
+    if result.verdict is Verdict.FAILED:
+        return replace(result, reason=shorten(f"differs from {agrees_with}, one of the two is wrong: {result.reason}"))
+    note = f"agrees with {agrees_with}, which is no proof of right numbers: a fault of both is not seen"
+    return replace(result, notes=(*result.notes, note), statistics={**result.statistics, AGREES_WITH: agrees_with})
 
 
 def compare_error_with_baseline(step: Step, result: Result) -> Result:

@@ -36,6 +36,7 @@ class ChainFigures:
         has_disturbed_time: True if the time counts as disturbed.
         code: the code of the main module's dispatches; empty if it was not read.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
+        agrees_with: IREE's other way that computed the expected outputs; empty if a reference did.
     """
 
     values: Mapping[Figure, float] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class ChainFigures:
     has_disturbed_time: bool = False
     code: tuple[DispatchCode, ...] = ()
     counted_by: str = ""
+    agrees_with: str = ""
 
     @property
     def worst_output(self) -> OutputComparison | None:
@@ -79,7 +81,8 @@ class ChainFigures:
         value, check, suffix = self.values.get(figure), self.find_check(figure), ""
         write = figure.row.write
         if figure is Figure.ERROR:
-            return self.worst_output.summary if self.worst_output else NO_VALUE
+            prefix = f"agrees with {self.agrees_with}: " if self.agrees_with else ""
+            return f"{prefix}{self.worst_output.summary}" if self.worst_output else NO_VALUE
         if check is not None and check.limit is not None:
             excess = f" · {format_ratio((check.measured or 0) / check.limit)}" if check.limit else ""
             suffix = f" / {write(check.limit)}{excess if check.passed is False else ''}"
@@ -135,6 +138,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         disturbance="; ".join(causes or disturbances),
         has_disturbed_time=bool(disturbances),
         code=next((step.typed_statistics.code for step in compiles if not step.role), ()),
+        agrees_with=next((step.agrees_with for step in chain.steps if step.agrees_with), ""),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 

@@ -294,6 +294,7 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
         **_select_fields(chain, _CHAIN_FIELDS),
         "compile": {"seconds": figures.values.get(Figure.COMPILE_TIME), "cached": figures.all_from_cache},
         "quality": None if worst is None else _describe_output(worst),
+        **({"agrees_with": figures.agrees_with} if figures.agrees_with else {}),
     }
     for figure in sorted(Figure, key=lambda figure: figure.row.optional):
         key, value = figure.row.key_in_summary, figures.values.get(figure)
@@ -515,6 +516,8 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     decided_counts = Counter(check.metric for check in checks if check.passed is not None)
     comparing = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
     number_count = sum(step.verdict.is_conclusive for step in comparing)
+    agreeing_count = sum(bool(step.agrees_with) for step in outcome.steps)
+    agreeing_note = f" ({agreeing_count} only with IREE itself)" if agreeing_count else ""
     disturbed_count = sum(bool(step.samples and step.typed_statistics.disturbed) for step in outcome.steps)
     no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for check in checks)
     time_goldens = ((step, golden) for step in outcome.steps for golden in step.goldens if golden.metric is Figure.TIME)
@@ -528,7 +531,7 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
         if figure.row.judged_noun and (decided_counts[figure] or not figure.row.optional)
     )
     disturbed_note = f"; {pluralize(disturbed_count, 'time')} disturbed (*)" if disturbed_count else ""
-    yield f"judged: numbers {number_count}, {metrics_text}{disturbed_note}"
+    yield f"judged: numbers {number_count}{agreeing_note}, {metrics_text}{disturbed_note}"
 
 
 def _show_details(outcome: RunOutcome) -> Iterator[Block]:

@@ -52,6 +52,7 @@ from iree_gauntlet.upkeep.upkeep_requests import (
     LockRequest,
     PageRequest,
     PruneRequest,
+    ReferenceRequest,
     SchemaRequest,
     SeriesRequest,
     VerifyRequest,
@@ -82,6 +83,7 @@ def init_task(request: InitRequest) -> ExitCode:
     Examples: init
               init my-models --program resnet18.onnx
               init my-models --program resnet18.onnx --shape x=4x3x224x224 --again
+              init my-models --program reproducer.mlir --function main
     """
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 
@@ -101,12 +103,15 @@ def schema_task(request: SchemaRequest) -> ExitCode:
     return print_schemas(request)
 
 
-@gauntlet_task("golden.record", _RECORD_PART)
-def golden_record_task(request: RunRequest) -> ExitCode:
-    """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
+@gauntlet_task("golden.record", _RECORD_PART, ReferenceRequest)
+def golden_record_task(request: RunRequest, references: ReferenceRequest) -> ExitCode:
+    """Record expected outputs of models with the strongest reference, next to their specs, with provenance.
+
+    ONNX models are run by onnxruntime, StableHLO by XLA. Other MLIR has no reference but IREE itself, another way.
+    """
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
 
-    return record(request)
+    return record(request, references)
 
 
 @gauntlet_task(

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,12 @@ from iree_gauntlet.settings import format_path, require_users_own_file
 from iree_gauntlet.stages import Kind
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.recording import (
-    ReferenceWorkers,
     find_output_folder,
     find_recording_obstacle,
     measure_weight_effects,
     record_outputs,
 )
+from iree_gauntlet.upkeep.references import ReferenceSources, ReferenceWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.document import Cell
-    from iree_gauntlet.requests import RunRequest, SelectionRequest
-    from iree_gauntlet.upkeep.recording import ReferenceResult
+    from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest, ToolchainRequest
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.upkeep.references import ReferenceResult
+    from iree_gauntlet.upkeep.upkeep_requests import ReferenceRequest
 
 
 _HIDDEN_WEIGHT_COLUMNS = (
@@ -49,8 +52,8 @@ _MAX_SHOWN_WEIGHTS = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", drop_order=1), Column("OUTPUTS", drop_order=2))
 
 
-def record(request: RunRequest, known_result: ReferenceResult | None = None) -> ExitCode:
-    """Record expected outputs of the selected ONNX models; print which selected cases have no such model.
+def record(request: RunRequest, references: ReferenceRequest, known_result: ReferenceResult | None = None) -> ExitCode:
+    """Record expected outputs of the selected models; print for which selected cases there is no reference.
 
     A failed case does not stop the others.
     """
@@ -58,6 +61,7 @@ def record(request: RunRequest, known_result: ReferenceResult | None = None) -> 
     rows: list[tuple[Cell, ...]] = []
     codes = [ExitCode.OK]
     with _choose_cases(request) as (cases, store, workers):
+        sources = make_sources(workers, references, request.toolchain, request.network)
         for _, spec in cases:
             require_users_own_file(spec.path)
         for case, spec in cases:
@@ -65,7 +69,7 @@ def record(request: RunRequest, known_result: ReferenceResult | None = None) -> 
                 sys.stdout.write(f"{case.origin.file}: running a reference\n")
             sys.stdout.flush()
             try:
-                recording = record_outputs(case, spec, store, workers, known_result)
+                recording = record_outputs(case, spec, store, sources, known_result)
             except GauntletError as error:
                 sys.stderr.write(f"error: {error.message}\n{f'  {error.hint}' if error.hint else ''}\n")
                 codes.append(error.exit_code)
@@ -137,26 +141,36 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
         raise NothingSelectedError(
             "the selection has no threshold test to record for", "`list` shows the cases that have one."
         )
-    recordable_cases = [case for case in cases if not _find_obstacle(case)]
-    for case in cases if recordable_cases else ():
-        if case not in recordable_cases:
-            sys.stdout.write(f"{case.origin.file}: skipped: {_find_obstacle(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
     # Cases of operator suites and suites of ONNX models have no specs with outputs.
+    obstacles = {
+        case: find_recording_obstacle(case) or ("" if case.origin.file in specs else "it has no spec of its own")
+        for case in cases
+    }
+    recordable_cases = [case for case in cases if not obstacles[case]]
+    for case in cases if recordable_cases else ():
+        if obstacles[case]:
+            sys.stdout.write(f"{case.origin.file}: skipped: {obstacles[case]}\n")
     refused = next((case for case in cases if len(case.calls) > 1 or case.origin.file not in specs), None)
     if not recordable_cases and refused is not None:
         hint = "Name models of sharktank or torch specs that make one call."
-        raise UsageError(f"{refused.origin.file}: {_find_obstacle(refused)}", hint)
+        raise UsageError(f"{refused.origin.file}: {obstacles[refused]}", hint)
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     cases_with_specs = [(case, specs[case.origin.file]) for case in recordable_cases or cases]
     with reference_workers() as workers:
         yield cases_with_specs, store, workers
 
 
-def _find_obstacle(case: Case) -> str:
-    """Return the reason that no reference can compute a case's outputs; empty if one can."""
-    several = "it makes several calls, and a reference makes one: write the outputs with the model's own framework"
-    return several if len(case.calls) > 1 else find_recording_obstacle(case)
+def make_sources(
+    workers: ReferenceWorkers, references: ReferenceRequest, toolchain: ToolchainRequest, network: NetworkRequest
+) -> ReferenceSources:
+    """Return the sources of references; an IREE is looked for when it is needed."""
+
+    def find_toolchain(iree: str) -> Toolchain:
+        request = replace(toolchain, iree=iree, iree_compiler="", iree_runtime="") if iree else toolchain
+        return open_workbench(request, Progress(), network, need_toolchain=True, read_only=True).iree
+
+    return ReferenceSources(workers, references.reference_python, find_toolchain, references.reference_iree)
 
 
 @contextmanager

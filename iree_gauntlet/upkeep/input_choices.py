@@ -1,4 +1,4 @@
-"""Inputs for a user's ONNX model: the user's own inputs, or chosen inputs that the model's operators accept.
+"""Inputs for a user's program: the user's own inputs, or chosen inputs that its operators (of ONNX) accept.
 
 Chosen floats are noise; chosen integers are valid indices, sizes or axes of the operators that use them. Several sets
 are made, the likeliest first; a reference shows on which of them the model runs.
@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.upkeep.onnx_program import OnnxInput, OnnxProgram
+    from iree_gauntlet.upkeep.programs import Program, ProgramInput, ProgramOutput
 
     Array = NDArray[Any]
     Sizes = tuple[int, ...]
@@ -109,8 +110,8 @@ class InputChoice:
         return self.type if "x" in self.type and self.zero else f"{self.type}={scalar}"
 
 
-def generate_input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
-    """Yield sets of inputs, the likeliest first."""
+def generate_input_sets(inputs: Sequence[ProgramInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
+    """Yield sets of inputs, the likeliest first; the model is of `onnx.load`, or None for a program in MLIR."""
     dynamic_inputs = [tensor for tensor in inputs if tensor.open_sizes]
     shapes = [_choose_sizes(inputs, _TRIED_SIZES[0], _BATCH_SIZE, dynamic_inputs)]
     shapes += [_choose_sizes(inputs, size, 1, dynamic_inputs) for size in _TRIED_SIZES]
@@ -134,7 +135,9 @@ def generate_input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tup
             return
 
 
-def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
+def _choose_sizes(
+    inputs: Sequence[ProgramInput], size: int, batch: int, growing: Sequence[ProgramInput]
+) -> dict[str, Sizes]:
     """Choose the inputs' shapes; open sizes of the inputs in `growing` get the given size and batch."""
     batches = {tensor.open_sizes[0] for tensor in inputs if len(tensor.shape) > 1 and 0 in tensor.open_sizes}
     # Open sizes of the same name are equal.
@@ -151,15 +154,16 @@ def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: S
 
 
 class _Chooser:
-    """Chooses inputs by what the operators of one model (of `onnx.load`) allow."""
+    """Chooses inputs by what the operators of one model (of `onnx.load`) allow; without a model, by type."""
 
     def __init__(self, model: Any) -> None:
-        self._users = _find_users(model)
-        self._file_shapes = self._shapes = _infer_shapes(model)
-        self._outputs = [self._file_shapes[out.name] for out in model.graph.output if out.name in self._file_shapes]
+        self._users: dict[str, list[tuple[Any, int]]] = defaultdict(list, _find_users(model) if model else {})
+        self._file_shapes = self._shapes = _infer_shapes(model) if model else {}
+        outputs = model.graph.output if model else ()
+        self._outputs = [self._file_shapes[out.name] for out in outputs if out.name in self._file_shapes]
 
     def choose(
-        self, inputs: Sequence[OnnxInput], shapes: Mapping[str, Sizes], integer_way: int, float_way: int
+        self, inputs: Sequence[ProgramInput], shapes: Mapping[str, Sizes], integer_way: int, float_way: int
     ) -> tuple[InputChoice, ...]:
         """Choose each input of the given shapes; the ways for integers and floats are numbered from 0."""
         self._shapes = {**self._file_shapes, **shapes}
@@ -179,7 +183,7 @@ class _Chooser:
             choices.append(required_choice or choose(tensor, shape, way, seed))
         return tuple(choices)
 
-    def _choose_bits(self, tensor: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
+    def _choose_bits(self, tensor: ProgramInput, shape: Sizes, seed: int) -> InputChoice:
         tensor_type = _format_type(tensor, shape)
         if tensor.element_type in _PACKED_BITS:
             # No source generates packed types.
@@ -190,7 +194,7 @@ class _Chooser:
             return InputChoice(tensor.name, tensor_type, f"random://ones/{tensor_type}", reason="a loop's condition")
         return InputChoice(tensor.name, tensor_type, f"random://integers/{tensor_type}?seed={seed}")
 
-    def _choose_integers(self, tensor: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+    def _choose_integers(self, tensor: ProgramInput, shape: Sizes, way: int, seed: int) -> InputChoice:
         if way >= len(_INTEGER_RANGES) and (
             sizes := self._choose_sizes_of_output(tensor, shape, last=way > len(_INTEGER_RANGES))
         ):
@@ -214,7 +218,7 @@ class _Chooser:
             )
         return InputChoice(tensor.name, type_text, content=array.tobytes(), zero=low <= 0, reason=reason)
 
-    def _choose_floats(self, tensor: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+    def _choose_floats(self, tensor: ProgramInput, shape: Sizes, way: int, seed: int) -> InputChoice:
         users = self._users[tensor.name]
         domains = [_DOMAINS[node.op_type, index] for node, index in users if (node.op_type, index) in _DOMAINS]
         low, high = (domains or [_FLOAT_RANGES[way]])[0]
@@ -225,7 +229,7 @@ class _Chooser:
         source = f"random://uniform/{tensor_type}?seed={seed}&low={low:g}&high={high:g}"
         return InputChoice(tensor.name, tensor_type, source, zero=low <= 0)
 
-    def _choose_sizes_of_output(self, tensor: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
+    def _choose_sizes_of_output(self, tensor: ProgramInput, shape: Sizes, *, last: bool) -> InputChoice | None:
         """Choose the first or last sizes of an output as the input's values, which composite operators take."""
         count = math.prod(shape)
         sizes = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
@@ -234,11 +238,11 @@ class _Chooser:
         return _give_values(tensor, shape, sizes[-count:] if last else sizes[:count], "the sizes of an output")
 
 
-def _format_type(tensor: OnnxInput, shape: Sizes) -> str:
+def _format_type(tensor: ProgramInput, shape: Sizes) -> str:
     return "x".join((*map(str, shape), tensor.element_type))
 
 
-def _give_values(tensor: OnnxInput, shape: Sizes, values: Sequence[float], reason: str) -> InputChoice:
+def _give_values(tensor: ProgramInput, shape: Sizes, values: Sequence[float], reason: str) -> InputChoice:
     literals = " ".join(f"{value:g}" if tensor.is_float else str(int(value)) for value in values)
     return InputChoice(tensor.name, _format_type(tensor, shape), values=literals, zero=False, reason=reason)
 
@@ -429,7 +433,7 @@ class InputData:
     notes: tuple[str, ...]
 
 
-def read_data(path: Path, program: OnnxProgram) -> InputData:
+def read_data(path: Path, program: Program) -> InputData:
     """Read the inputs of a program, by name or as `input_0`, …, and its expected outputs if there are any.
 
     The path is a folder of tensor files, a folder of sets `test_data_set_0`, … (of which the first is read), or an
@@ -441,7 +445,7 @@ def read_data(path: Path, program: OnnxProgram) -> InputData:
     folder = sets[0] if sets else path
     arrays = _read_arrays(folder)
     inputs = tuple(_read_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
-    infos = program.model.graph.output
+    infos = program.outputs
     output_arrays = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(infos)]
     outputs = tuple(
         _check_output(folder, value, array)
@@ -461,8 +465,6 @@ def read_data(path: Path, program: OnnxProgram) -> InputData:
 
 def _read_arrays(path: Path) -> dict[str, Array]:
     """Read tensors by name: the names of files, or the names in an .npz file."""
-    import onnx  # noqa: PLC0415 - the program was read with it
-
     files = (
         sorted(item for item in path.iterdir() if item.suffix in (".pb", ".npy", ".npz")) if path.is_dir() else [path]
     )
@@ -475,6 +477,8 @@ def _read_arrays(path: Path) -> dict[str, Array]:
             elif file.suffix == ".npy":
                 arrays[file.stem] = np.load(file, allow_pickle=False)
             else:
+                import onnx  # noqa: PLC0415 - of the importer's extra
+
                 tensor = onnx.TensorProto()
                 tensor.ParseFromString(file.read_bytes())
                 arrays[file.stem] = onnx.numpy_helper.to_array(tensor)
@@ -487,7 +491,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
+def _read_input(folder: Path, tensor: ProgramInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
     array = arrays.get(f"input_{index}", arrays.get(tensor.name))
     if array is None:
         names = ", ".join(name for name in arrays if not name.startswith("output_"))
@@ -504,15 +508,12 @@ def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str
     return InputChoice(tensor.name, _format_type(tensor, array.shape), content=make_file_content(array), zero=False)
 
 
-def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
-    """Check that an expected output has the type that the model declares, and return it."""
-    import onnx  # noqa: PLC0415 - the program was read with it
-
-    message = f"--data {folder}: output {graph_output.name} is {array.dtype}"
+def _check_output(folder: Path, output: ProgramOutput, array: Array) -> Array:
+    """Check that an expected output has the type that the program declares, and return it."""
+    message = f"--data {folder}: output {output.name} is {array.dtype}"
     if array.dtype.name not in ELEMENT_TYPES:
         raise UsageError(f"{message}, which IREE's tools do not support", "Only tensors of numbers can be compared.")
-    declared_type = graph_output.type.tensor_type.elem_type
-    expected_type = onnx.helper.tensor_dtype_to_np_dtype(declared_type).name if declared_type else array.dtype.name
+    expected_type = output.dtype or array.dtype.name
     if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):
         raise UsageError(message, f"The model gives {expected_type}.")
     return array

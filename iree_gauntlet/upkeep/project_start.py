@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +27,17 @@ from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, find_error_path
 from iree_gauntlet.formatting import pluralize
-from iree_gauntlet.requests import RunRequest, SelectionRequest
+from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest, ToolchainRequest
 from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
-from iree_gauntlet.upkeep.golden_record import record, reference_workers
+from iree_gauntlet.upkeep.golden_record import make_sources, record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
-from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
-from iree_gauntlet.upkeep.recording import ReferencePlan, ReferenceResult, make_tolerance_flags
+from iree_gauntlet.upkeep.program_kinds import read_program
+from iree_gauntlet.upkeep.programs import parse_shapes
+from iree_gauntlet.upkeep.recording import make_tolerance_flags
+from iree_gauntlet.upkeep.references import KEEP_F64, ReferencePlan, list_references
 from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type, pack_bytes
 from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
@@ -46,15 +48,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iree_gauntlet.upkeep.input_choices import InputChoice
-    from iree_gauntlet.upkeep.onnx_program import OnnxProgram
-    from iree_gauntlet.upkeep.recording import ModelOutput, ReferenceWorkers
+    from iree_gauntlet.upkeep.programs import Program
+    from iree_gauntlet.upkeep.references import ModelOutput, ReferenceResult, ReferenceSources
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
 
 REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # The name of a program's spec.
 SPEC = "model_cpu"
-_KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 _TEMPLATE = Path(__file__).with_name("new_project")
 # The template has other names for these files, because git would apply the real names to this repository.
 _DOTFILES = {"gitignore": ".gitignore"}
@@ -66,7 +67,7 @@ _PACKAGE = b'"iree-gauntlet[iree]"'
 _MAX_SHOWN_ATTEMPTS = 5
 # The spec's `description`, by where its inputs come from.
 _NOISE_NOTE = "Inputs are random: choose some that are meaningful for the model."
-_DATA_NOTE = "Inputs are those of `init --data`."
+_DATA_NOTE = "Inputs are those that were given."
 _REQUIREMENT = "iree-gauntlet[iree]"
 _GIT_SECONDS = 10.0
 # Room of first golden sizes, for the code of other CPUs.
@@ -103,20 +104,26 @@ def init(request: InitRequest) -> ExitCode:
 
 def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> ExitCode:
     """Add a program to a project as a model, with inputs that it runs on, and record its outputs."""
-    program = read_onnx(Path(request.program), request.name, parse_shapes(request.shape))
-    targets = [folder / kind / program.name for kind in (REGRESSIONS, BENCHMARKS)]
-    _require_absent(() if request.again else targets)
-    data = read_data(Path(request.data), program) if request.data else InputData((), (), ())
-    runs_here = not request.no_record and bool(onnxruntime_version())
-    notes = list(data.notes)
-    if request.name and program.name != request.name:
-        name_note = f"{request.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
-        notes.insert(0, name_note)
     code = ExitCode.OK
     with reference_workers() as workers, open_file_transaction() as writing:
+        sources = make_sources(workers, request, ToolchainRequest(), NetworkRequest())
+        shapes = parse_shapes(request.shape)
+        path = Path(request.program)
+        program = read_program(path, sources, name=request.name, function=request.function, shapes=shapes)
+        targets = [folder / kind / program.name for kind in (REGRESSIONS, BENCHMARKS)]
+        _require_absent(() if request.again else targets)
+        data_path = Path(request.data) if request.data else program.examples
+        data = read_data(data_path, program) if data_path else InputData((), (), ())
+        runs_here = not request.no_record and (not program.is_onnx or bool(onnxruntime_version()))
+        notes = [*program.notes, *data.notes]
+        if request.name and program.name != request.name:
+            name_note = f"{request.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
+            notes.insert(0, name_note)
         if runs_here and data.outputs:
-            notes += _check_outputs(program, data.inputs, data.outputs, workers)
-        inputs = InputSet(data.inputs) if request.data else _choose_inputs(program, workers if runs_here else None)
+            notes += _check_outputs(program, data.inputs, data.outputs, sources)
+        sets = [data.inputs] if data_path else list(generate_input_sets(program.inputs, program.model))
+        keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
+        inputs = _choose_inputs(program, sets, sources if runs_here and not keeps_inputs else None)
         files = _list_model_files(program, inputs.choices, data.outputs, _DATA_NOTE if data.inputs else _NOISE_NOTE)
         # The recording below writes into these, and may create a cache.
         for path in (folder, folder / "cache", *targets):
@@ -131,13 +138,14 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         if runs_here and not data.outputs:
             with contextlib.chdir(folder):
                 selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
-                code = record(RunRequest(selection=selection), inputs.result)
+                code = record(RunRequest(selection=selection), request, inputs.result)
         if code is not ExitCode.OK:
             writing.undo()
     if not messages.is_quiet():
         recording = f"gauntlet golden.record --model {program.name}"
-        missing = "" if onnxruntime_version() else " (pip install 'iree-gauntlet[record]')"
-        first_steps = [] if runs_here or data.outputs else [(recording, f"expected outputs, by onnxruntime{missing}")]
+        missing = "" if onnxruntime_version() or not program.is_onnx else " (pip install 'iree-gauntlet[record]')"
+        tool = ", by onnxruntime" if program.is_onnx else ""
+        first_steps = [] if runs_here or data.outputs else [(recording, f"expected outputs{tool}{missing}")]
         if code is ExitCode.OK:
             _say_next_steps(folder, first_steps)
         else:
@@ -213,7 +221,7 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
     return _explain_workflow(folder) if folder / _WORKFLOW in written_paths else ""
 
 
-def _explain_inputs(program: OnnxProgram, inputs: InputSet) -> str:
+def _explain_inputs(program: Program, inputs: InputSet) -> str:
     """Format the inputs of a program, and the reasons."""
     open_sizes = {
         tensor.name: ", ".join(name.lstrip("?") for name in tensor.open_sizes.values())
@@ -285,48 +293,62 @@ class InputSet:
     result: ReferenceResult | None = None
 
 
-def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> InputSet:
+def _choose_inputs(
+    program: Program, sets: Sequence[tuple[InputChoice, ...]], sources: ReferenceSources | None
+) -> InputSet:
     """Choose the first inputs that a reference can run; if none works, or there is no reference, the likeliest."""
-    sets = list(generate_input_sets(program.inputs, program.model))
-    if workers is None:
+    if sources is None:
         return InputSet(sets[0])
     if not messages.is_quiet():
-        sys.stdout.write(f"{program.path.name}: running a reference on inputs for it\n")
+        sys.stdout.write(f"{program.file_name}: running a reference on inputs for it\n")
         sys.stdout.flush()
     rejections: list[str] = []
     fallback: InputSet | None = None
-    # The first set mostly suffices, so it is tried alone.
-    for name, batch in (("first", sets[:1]), ("others", sets[1:])):
-        if not batch:
-            break
-        plan = _plan(program, batch, workers.folder / name, last=batch[-1] is sets[-1])
-        try:
-            result = workers.run_worker("run_onnx", program.path.name, plan, ReferenceResult)
-        except GauntletError as error:
-            rejections.append(error.message.removeprefix(f"{program.path.name}: "))
+    # Why stronger references did not run it.
+    notes: list[str] = []
+    for number, reference in enumerate(list_references(program, sources)):
+        if isinstance(reference, str):
+            notes.append(reference)
             continue
-        rejections += result.refused
-        candidate = InputSet(batch[result.taken], tuple(dict.fromkeys(rejections)), runs=True, result=result)
-        if result.tells:
-            return candidate
-        fallback = fallback or candidate
-    return fallback or InputSet(sets[0], tuple(dict.fromkeys(rejections)), runs=False)
+        # The first set mostly suffices, so it is tried alone.
+        for name, batch in (("first", sets[:1]), ("others", sets[1:])):
+            if not batch:
+                break
+            plan = _plan(program, batch, sources.workers.folder / f"{name}_{number}", last=batch[-1] is sets[-1])
+            try:
+                result = reference.run(program.file_name, plan)
+            except GauntletError as error:
+                rejections.append(error.message.removeprefix(f"{program.file_name}: "))
+                continue
+            rejections += result.refused
+            result = replace(result, notes=(*notes, *result.notes))
+            candidate = InputSet(batch[result.taken], tuple(dict.fromkeys(rejections)), runs=True, result=result)
+            if result.tells:
+                return candidate
+            fallback = fallback or candidate
+        if fallback:
+            return fallback
+        notes = list(dict.fromkeys((*notes, *rejections[:_MAX_SHOWN_ATTEMPTS])))
+    return InputSet(sets[0], tuple(dict.fromkeys((*notes, *rejections))), runs=False)
 
 
-def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
-    """Make the plan of `run_onnx`: to run a program on the first suitable one of several sets of inputs."""
+def _plan(program: Program, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
+    """Make a reference's plan: to run a program on the first suitable one of several sets of inputs."""
     folder.mkdir()
     inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
     return ReferencePlan(str(program.path.absolute()), inputs, str(folder), str(folder), last=last)
 
 
 def _check_outputs(
-    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], workers: ReferenceWorkers
+    program: Program, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], sources: ReferenceSources
 ) -> list[str]:
     """Compare the user's outputs with a reference's; return a line for each that differs."""
-    plan = _plan(program, [choices], workers.folder / "given", last=True)
+    plan = _plan(program, [choices], sources.workers.folder / "given", last=True)
+    reference = next((item for item in list_references(program, sources) if not isinstance(item, str)), None)
+    if reference is None:
+        return []
     try:
-        result = workers.run_worker("run_onnx", program.path.name, plan, ReferenceResult)
+        result = reference.run(program.file_name, plan)
     except GauntletError as error:
         return [f"no reference has checked the outputs: {error.message}"]
     tool = result.reference
@@ -373,7 +395,7 @@ def _write_input(choice: InputChoice, folder: Path) -> str:
 
 
 def _list_model_files(
-    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], description: str
+    program: Program, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], description: str
 ) -> dict[Path, bytes | Path]:
     """List the files of a model by path: the program, its weights, its inputs, known outputs, spec and benchmark."""
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
@@ -398,20 +420,21 @@ def _list_model_files(
     floats = {name: choose_foreign_tolerance(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
     spec = {
         "description": description,
-        "mlir": program.path.name,
+        "mlir": program.file_name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
         "inputs": [_describe_input(index, choice) for index, choice in enumerate(choices)],
         # Missing outputs are an error until they are recorded.
-        "outputs": entries or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
+        "outputs": entries or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(len(program.outputs))],
         "device": regression["device"],
-        "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
+        "compiler_flags": [*regression["compiler_flags"], *((KEEP_F64,) if program.has_f64 else ())],
         **({"threshold_args": list(make_tolerance_flags(floats))} if entries else {}),
+        **({} if program.is_onnx else {"run_function": program.function}),
     }
     benchmark_inputs = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
     return {
         regressions / f"{SPEC}.json": _format_json(spec),
         benchmarks / f"{SPEC}.json": _format_json({**benchmark, **benchmark_inputs}),
-        regressions / program.path.name: program.path,
+        regressions / program.file_name: program.path,
         **{regressions / path.relative_to(program.path.parent): path for path in program.data},
         **{
             regressions / SPEC / f"input_{index}{choice.suffix}": choice.content

@@ -1,7 +1,4 @@
-"""Recording of expected outputs: runs a model's published ONNX file with a reference, and writes them next to its spec.
-
-ONNX models are run in separate processes, because they may crash or hang.
-"""
+"""Recording of expected outputs: runs a program with a reference, and writes them next to its spec."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import hashlib
 import io
 import json
 import os
+import re
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -30,9 +28,9 @@ from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.upkeep.mlir_program import read_mlir
+from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
 
 if TYPE_CHECKING:
@@ -41,13 +39,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.engine.processes.supervisor import Supervisor
+    from iree_gauntlet.upkeep.references import ModelInput, ModelOutput, ReferenceSources, ReferenceWorkers
 
 
-_INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
-_TIMEOUT_SECONDS = 1800.0
-# A worker's exit code if the model, the sizes or the inputs are unsuitable.
-_REJECTED_EXIT_CODE = 2
 # Errors above this fraction of an output's largest value should be detected.
 _MAX_BLIND_FRACTION = 0.01
 # Slices with fewer values, and axes with more slices, do not show what a model computes.
@@ -56,103 +50,12 @@ _MIN_SLICE_VALUES, _MAX_SLICES = 8, 4096
 # module's computed outputs.
 _NPY_TYPES = ("f16", "f32", "f64", "i1")
 _LARGE_BYTES = 1_000_000
+# The flags of a spec that say what its program means, and so are those of IREE another way too.
+_INPUT_FLAGS = ("--iree-input-",)
 _QUANT_OPS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinear", "ConvInteger", "MatMulInteger")
-_Result = TypeVar("_Result", bound=Recorded)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferencePlan(Recorded):
-    """The plan that a worker reads.
-
-    Attributes:
-        inputs: sets of inputs, as iree-run-module takes them, the preferred first.
-        cwd: the folder of relative paths.
-        folder: the folder of outputs.
-        tolerances: the spec's allowed differences, by element type, and `rtol`; None to have them chosen.
-        last: True if no other sets follow.
-    """
-
-    model: str
-    inputs: tuple[tuple[str, ...], ...]
-    cwd: str
-    folder: str
-    tolerances: dict[str, float] | None = None
-    last: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceName(Recorded):
-    """The program that ran a model: `onnxruntime`, or onnx's own evaluator."""
-
-    name: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput(Recorded):
-    """An input of a model's run."""
-
-    name: str
-    dtype: str
-    declared_shape: list[int | str | None]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutput(Recorded):
-    """An output of a model.
-
-    Attributes:
-        type: IREE's type.
-        file: the file of the raw values.
-        dtype: NumPy's type.
-        least, most: the range of its finite values; None without any.
-        differs: True if it differs from run to run.
-        optimised, other: the difference of onnxruntime with optimisations, and of the other reference, if above the
-            tolerance; None if within it or not run; -1 for an infinite difference.
-        input: the index of the input that is passed through; None for a computed output.
-    """
-
-    name: str
-    type: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    count: int
-    nans: int
-    infinities: int
-    differs: bool
-    least: float | None = None
-    most: float | None = None
-    optimised: float | None = None
-    other: float | None = None
-    input: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceResult(Recorded):
-    """The result of `run_onnx`.
-
-    Attributes:
-        taken: the index of the set of inputs.
-        tells: True if the outputs can detect errors.
-        refused: the reasons for which other sets were rejected.
-        random: operators of the model that make random numbers.
-        allowed: the allowed differences of outputs, by element type: the fields of a worker's `OutputTolerance`.
-    """
-
-    taken: int
-    tells: bool
-    refused: tuple[str, ...]
-    reference: ReferenceName
-    inputs: tuple[ModelInput, ...]
-    outputs: tuple[ModelOutput, ...]
-    random: tuple[str, ...]
-    allowed: dict[str, Any]
-    notes: tuple[str, ...]
+_RESTORED_FILE = "program.onnx"
+# The sentence of a spec's description about outputs that no reference computed.
+_WEAK_NOTE = re.compile(r"\s*The expected outputs are those of [^;]*; a pass means that IREE agrees with itself\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,37 +72,6 @@ class WeightEffects(Recorded):
     """The result of `golden_sensitivity`."""
 
     weights: tuple[WeightEffect, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceWorkers:
-    """The programs that run ONNX models, in a Python that has onnx and onnxruntime; `folder` has their files."""
-
-    supervisor: Supervisor
-    python: str
-    folder: Path
-
-    def run_worker(self, name: str, failure_text: str, plan: ReferencePlan, result_type: type[_Result]) -> _Result:
-        """Run a worker on a plan, and return its result; `failure_text` begins the message of an error.
-
-        Raises:
-            UsageError: the plan cannot be used with this model.
-            GauntletError: no reference can run the model, or the worker crashed.
-        """
-        file, out, err = (self.folder / f"{name}{suffix}" for suffix in (".json", ".stdout.txt", ".stderr.txt"))
-        file.write_text(json.dumps(plan.as_dict()), encoding="utf-8")
-        script = str(Path(iree_side.__file__).with_name(f"{name}.py"))
-        command = Command((self.python, script, str(file)), str(Path.cwd()))
-        outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=_TIMEOUT_SECONDS)
-        if outcome.exit_code == 0:
-            return result_type.from_dict(json.loads(out.read_text(encoding="utf-8")))
-        lines = err.read_text(encoding="utf-8", errors="replace").splitlines()
-        default_reason = f"it crashed with {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
-        last_line = next((line for line in reversed(lines) if line.strip()), default_reason)
-        reason = f"it ran longer than {_TIMEOUT_SECONDS:g} s" if outcome.timed_out else last_line
-        raise (UsageError if outcome.exit_code == _REJECTED_EXIT_CODE else GauntletError)(
-            f"{failure_text}: {reason}", _INPUTS_HINT
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,27 +108,33 @@ def find_recording_obstacle(case: Case) -> str:
     """Return the reason that no reference can compute a case's outputs; empty if one can."""
     if case.reference:
         return "there is nothing to record: onnxruntime gives its expected outputs in every run"
+    if len(case.calls) > 1:
+        return "it makes several calls, and a reference makes one: write the outputs with the model's own framework"
     program = case.modules[-1].program
-    if program.onnx is None:
-        url = urlsplit(program.url)
-        name = PurePath(unquote(url.path)).name if url.scheme == "file" else program.url
-        return f"{name} is not an .onnx file: onnxruntime cannot run it"
+    is_onnx = program.onnx is not None
     if any(archive.url or archive.generated for archive in case.parameters):
-        return "its weights lie outside of the .onnx file: onnxruntime cannot load them"
+        return f"its weights lie outside of the {'.onnx' if is_onnx else 'program'} file: no reference can load them"
+    if is_onnx:
+        return ""
+    if len(case.modules) > 1 or case.pipeline_modules:
+        return "it runs several modules, of which no reference can run one in MLIR"
+    paths = [Path(path) for argument in case.expected_outputs if (path := get_url_path(argument.url))]
+    if any(path.is_file() and read_provenance(path.parent) is None for path in paths):
+        return "its program is MLIR, and its expected outputs are given: they were not recorded, and stay"
     return ""
 
 
 def record_outputs(
-    case: Case, spec: Spec, store: ArtifactStore, workers: ReferenceWorkers, known_result: ReferenceResult | None = None
+    case: Case, spec: Spec, store: ArtifactStore, sources: ReferenceSources, known_result: ReferenceResult | None = None
 ) -> Recording:
     """Record the expected outputs of a quality case, with their provenance, and name them in its spec.
 
     Args:
-        case: its last module is of an ONNX program.
+        case: its last module is of a program that `find_recording_obstacle` has nothing against.
         spec: the case's spec.
         store: fetches the model and its inputs.
-        workers: run the model.
-        known_result: the result of `run_onnx` for the model and these inputs; None to run it.
+        sources: the references.
+        known_result: the result of a reference for the model and these inputs; None to run one.
 
     Raises:
         UsageError: the case cannot be recorded, or its outputs are useless as expected outputs.
@@ -264,12 +142,14 @@ def record_outputs(
         GauntletError: no reference can run the model.
     """
     folder = find_output_folder(case, spec)
-    plan = _plan(case, store, workers.folder)
-    result = known_result or workers.run_worker("run_onnx", f"{spec.name}: nothing was recorded", plan, ReferenceResult)
+    plan = _plan(case, store, sources.workers.folder)
+    result = known_result or _run_reference(case, f"{spec.name}: nothing was recorded", plan, sources)
     _require_worth(spec.name, result, plan.tolerances)
     outputs = tuple(_make_output(spec, folder, index, result, plan) for index in range(len(result.outputs)))
     provenance = _describe_provenance(case, store, plan, result, folder, outputs)
     folder.mkdir(parents=True, exist_ok=True)
+    if result.model is not None:
+        write_atomic(folder / _RESTORED_FILE, result.model.read_bytes())
     # The provenance is written last: if it exists and matches, all outputs exist.
     for output in outputs:
         write_atomic(output.path, output.content)
@@ -279,9 +159,36 @@ def record_outputs(
         stale_path.unlink()
     tolerances_by_type = {element: OutputTolerance(**limits) for element, limits in result.allowed.items()}
     tolerance = () if plan.tolerances else make_tolerance_flags(tolerances_by_type)
-    _write_to_spec(spec, outputs, tolerance)
+    _write_to_spec(spec, outputs, tolerance, result.reference.agrees_with)
     limits = plan.tolerances or {element: limit.atol for element, limit in tolerances_by_type.items()}
     return Recording(outputs, str(result.reference), tolerance, tuple(_list_notes(result, outputs, limits)))
+
+
+def _run_reference(case: Case, failure_text: str, plan: ReferencePlan, sources: ReferenceSources) -> ReferenceResult:
+    """Run the strongest reference that a case's program has here.
+
+    Raises:
+        UsageError: the program cannot be read.
+        GauntletError: no reference can run it.
+    """
+    module = case.modules[-1]
+    if module.program.onnx is not None:
+        return sources.workers.run_worker("run_onnx", failure_text, plan, ReferenceResult)
+    program = read_mlir(Path(plan.model), sources.workers, sources.toolchain.compiler.python, function=case.function)
+    if len(plan.inputs[0]) != len(program.inputs):
+        counts = f"the spec has {len(plan.inputs[0])}, and @{program.function} takes {len(program.inputs)}"
+        raise UsageError(f"{failure_text}: inputs: {counts}", "Give an input for each argument, in order.")
+    sources = replace(sources, flags=tuple(flag for flag in module.flags if flag.startswith(_INPUT_FLAGS)))
+    reasons: list[str] = []
+    for reference in list_references(program, sources):
+        try:
+            if not isinstance(reference, str):
+                result = reference.run(failure_text, plan)
+                return replace(result, notes=(*reasons, *result.notes))
+            reasons.append(reference)
+        except GauntletError as error:
+            reasons.append(error.message.removeprefix(f"{failure_text}: "))
+    raise GauntletError(f"{failure_text}: {'; '.join(reasons)}", INPUTS_HINT)
 
 
 def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> Sequence[WeightEffect]:
@@ -290,6 +197,8 @@ def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceW
     Raises:
         UsageError, ArtifactError, GauntletError: as in `record_outputs`.
     """
+    if case.modules[-1].program.onnx is None:
+        raise UsageError(f"{case.origin.file}: its program is MLIR", "Only weights of ONNX models are tried.")
     tolerances = parse_tolerances(case.run_flags)
     limits = {} if tolerances.exact else _read_allowed_by(tolerances)
     plan = replace(_plan(case, store, workers.folder), tolerances=limits)
@@ -343,7 +252,7 @@ def _require_worth(name: str, result: ReferenceResult, tolerances: Mapping[str, 
             problem = f"{blind_spot}; remove the spec's tolerance to have one chosen"
             problems.append(f"output {output.name!r} ({output.type}): {problem}")
     if len(problems) == len(result.outputs):
-        raise UsageError(f"{name}: nothing was recorded: {'; '.join(problems)}", _INPUTS_HINT)
+        raise UsageError(f"{name}: nothing was recorded: {'; '.join(problems)}", INPUTS_HINT)
 
 
 def _list_notes(result: ReferenceResult, outputs: Sequence[OutputFile], limits: Mapping[str, float]) -> Iterator[str]:
@@ -365,7 +274,7 @@ def _list_notes(result: ReferenceResult, outputs: Sequence[OutputFile], limits: 
             yield f"{name} is {out.least:g} {extent}: a model that always gives that would pass"
         for error, reference, consequence in (
             (out.optimised, "onnxruntime with its graph optimisations", "they are not those of the model"),
-            (out.other, "the other of onnxruntime and onnx's evaluator", "one of the two is wrong"),
+            (out.other, result.second, "one of the two is wrong"),
         ):
             if error is not None:
                 error_text = f"by up to {error:.3g}" if error >= 0 else "by infinity, NaN or their shape"
@@ -407,15 +316,19 @@ def _describe_provenance(
     outputs: Sequence[OutputFile],
 ) -> dict[str, Any]:
     """Return the provenance of outputs."""
-    model, reference = Path(plan.model), result.reference
+    model, reference, source = Path(plan.model), result.reference, result.exported_from
     data_files = [model.parent / name for name in list_data_files(model)]
     data = {"data": [{"source": _make_path_beside(path, folder), "sha256": hash_file(path)} for path in data_files]}
     return {
         "made_by": reference.name,
         reference.name: reference.version,
         **({"optimisations": "off"} if reference.name == "onnxruntime" else {}),
+        **({"agrees_with": reference.agrees_with} if reference.agrees_with else {}),
+        **({"second": result.second} if result.second and not result.model else {}),
+        **({"restored": _RESTORED_FILE} if result.model else {}),
+        **({"exported_from": {"source": source.name, "sha256": hash_file(source.path)}} if source else {}),
         "numpy": np.__version__,
-        "threads": 1,
+        **({} if reference.agrees_with or result.exported_from or reference.name == "xla" else {"threads": 1}),
         "model": {
             "source": _as_named(case.modules[-1].program.url, folder),
             "sha256": hash_file(model),
@@ -462,8 +375,8 @@ def _describe_input(
     }
 
 
-def _write_to_spec(spec: Spec, outputs: Sequence[OutputFile], tolerance: Sequence[str]) -> None:
-    """Write the outputs into their spec, and their tolerance, unless the spec has one."""
+def _write_to_spec(spec: Spec, outputs: Sequence[OutputFile], tolerance: Sequence[str], agrees_with: str) -> None:
+    """Write the outputs into their spec, and their tolerance, unless the spec has one; name IREE as their origin."""
     field, file, flags = "outputs", "source", "threshold_args"
     if isinstance(spec.document, QualityTest):
         field, file, flags = "expected_outputs", "url", "run_args"
@@ -475,6 +388,13 @@ def _write_to_spec(spec: Spec, outputs: Sequence[OutputFile], tolerance: Sequenc
         new_text = with_member(new_text, field, entries)
     if tolerance:
         new_text = with_member(new_text, flags, [*getattr(spec.document, flags), *tolerance])
+    description = getattr(spec.document, "description", "") or ""
+    new_description = _WEAK_NOTE.sub("", description)
+    if agrees_with:
+        note = f"The expected outputs are those of {agrees_with}; a pass means that IREE agrees with itself."
+        new_description = f"{new_description} {note}".lstrip()
+    if new_description != description:
+        new_text = with_member(new_text, "description", new_description)
     if new_text != old_text:
         write_atomic(spec.path, read_byte_order_mark(spec.path) + new_text)
 

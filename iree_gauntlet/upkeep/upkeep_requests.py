@@ -103,11 +103,24 @@ class XfailUpdateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class InitRequest:
+class ReferenceRequest:
+    """Where references of programs in MLIR are."""
+
+    reference_python: str = option("", "Python that has jax and jaxlib, which compute StableHLO (default: this one).")
+    reference_iree: str = option(
+        "",
+        "Another IREE, such as 3.9.0, which computes programs that no reference can (default: other backends of the "
+        "same one).",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InitRequest(ReferenceRequest):
     """A new project, or an existing project that gets another model."""
 
     folder: str = option("", "Folder, if no word follows the task (default: the current one).", takes="folder")
-    program: str = option("", "An ONNX file: its spec is written instead of an example's.")
+    program: str = option("", "A file of ONNX or MLIR (also StableHLO): its spec is written instead of an example's.")
+    function: str = option("", "Function of a program in MLIR, if several are public.")
     name: str = option("", "Name of the program's model (default: that of its file).")
     shape: tuple[str, ...] = option(
         (),

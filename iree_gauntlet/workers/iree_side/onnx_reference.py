@@ -128,7 +128,7 @@ class OnnxRuntime:
         for output, array in zip(self._outputs, values, strict=True):
             dtype_name = _name_dtype(output.type)
             # onnxruntime returns f8 values as bytes.
-            outputs[output.name] = array.view(_find_dtype(dtype_name)) if dtype_name.startswith("float8") else array
+            outputs[output.name] = array.view(find_dtype(dtype_name)) if dtype_name.startswith("float8") else array
         return outputs
 
 
@@ -236,7 +236,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
         raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
     if value is None:
         raise PlanError(f"the input {text!r} is not a tensor")
-    dtype = _find_dtype(dtype_name)
+    dtype = find_dtype(dtype_name)
     contents = np.frombuffer(value.contents, np.uint8)
     count = int(np.prod(value.shape, dtype=np.int64))
     if dtype.name in _PACKED_BITS:
@@ -279,7 +279,7 @@ def get_float_type(array: Array) -> str:
     return name if name in _FLOATS else ""
 
 
-def _find_dtype(name: str) -> np.dtype[Any]:
+def find_dtype(name: str) -> np.dtype[Any]:
     """Return a type by its name in NumPy or ml_dtypes."""
     try:
         return np.dtype(name)

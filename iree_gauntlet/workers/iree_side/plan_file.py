@@ -8,6 +8,7 @@ standard error.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from dataclasses import MISSING, fields
@@ -129,19 +130,23 @@ def run_worker_main(argv: Sequence[str], measure: Callable[[dict[str, Any]], dic
     """Run the main function of a worker: read the plan, measure, and print the answer as JSON; return the exit code.
 
     `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if
-    the runtime failed.
+    the runtime failed. A plan's `memory_bytes`, if any, limits the memory of this process.
     """
     if len(argv) != 2:
         sys.stderr.write(f"usage: {Path(argv[0]).name} PLAN.json\n")
         return _EXIT_USAGE
     try:
-        result = measure(json.loads(Path(argv[1]).read_text(encoding="utf-8")))
+        plan = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+        if memory_bytes := plan.get("memory_bytes"):
+            # The limit includes that of the programs that this one starts.
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        result = measure(plan)
     except (PlanError, OSError, ValueError, KeyError) as error:
         message = f"the plan lacks {error}" if isinstance(error, KeyError) else str(error)
         sys.stderr.write(f"{' '.join(message.split())}\n")
         return _EXIT_USAGE
-    except RuntimeError as error:
-        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+    except (RuntimeError, MemoryError) as error:
+        sys.stderr.write(f"{' '.join(str(error).split()) or 'it ran out of memory'}\n")
         return _EXIT_RUNTIME_FAILED
     sys.stdout.write(json.dumps(result) + "\n")
     return 0

@@ -66,6 +66,12 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.expected_outputs import (
+    NOTHING_TOLD,
+    can_discriminate,
+    describe_array,
+    measure_excess,
+)
 from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
@@ -86,11 +92,9 @@ from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read
 from iree_gauntlet.workers.iree_side.trace_dispatches import RawTensor, measure_error
 from iree_gauntlet.workers.iree_side.value_errors import (
     OutputTolerance,
-    are_close,
     choose_tolerance,
     find_largest,
     measure_difference,
-    widen,
 )
 
 if TYPE_CHECKING:
@@ -235,16 +239,16 @@ def _find_expected(plan: _RunPlan) -> dict[str, Any]:
                 "name": name,
                 "type": types[name],
                 "file": str(file),
-                **_describe(array),
+                **describe_array(array),
                 "differs": name in unstable,
-                "optimised": _measure_excess(array, (fast or {}).get(name), tolerances),
-                "other": _measure_excess(array, (second or {}).get(name), tolerances),
+                "optimised": measure_excess(array, (fast or {}).get(name), tolerances),
+                "other": measure_excess(array, (second or {}).get(name), tolerances),
                 "input": _find_handed_through(run, name),
             }
         )
     return {
         "taken": run.set_index,
-        "tells": not _find_undeclared(model, run.outputs) and any(map(_discriminates, run.outputs.values())),
+        "tells": not _find_undeclared(model, run.outputs) and any(map(can_discriminate, run.outputs.values())),
         "refused": run.rejections,
         "reference": {"name": run.reference.name, "version": run.reference.version},
         "inputs": [
@@ -279,8 +283,8 @@ def _run_first_fitting(
         if not outputs:
             raise PlanError("the model has no outputs")
         problems = _find_undeclared(model, outputs)
-        if not any(map(_discriminates, outputs.values())):
-            problems.append("its outputs check nothing: all of them are constant, empty or not numbers")
+        if not any(map(can_discriminate, outputs.values())):
+            problems.append(NOTHING_TOLD)
         run = _ReferenceRun(model, reference, index, list(reasons), arrays, outputs)
         if not problems:
             return run
@@ -305,35 +309,6 @@ def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
         if array.ndim != len(shape) or not is_compatible:
             messages.append(f"{value.name} is {list(array.shape)}, but the model declares {list(shape)}")
     return messages
-
-
-def _discriminates(array: Any) -> bool:
-    """Return whether an output's values differ, so that the output can tell right from wrong."""
-    if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
-        return True
-    summary = _describe(array)
-    nonfinite_count = summary["nans"] + summary["infinities"]
-    return nonfinite_count < array.size and (
-        nonfinite_count > 0 or array.size == 1 or summary["least"] != summary["most"]
-    )
-
-
-def _describe(array: Array) -> dict[str, Any]:
-    """Summarise an array; `least` and `most` count finite values only, and are null without any."""
-    with np.errstate(all="ignore"):
-        values = array.astype(np.float64) if array.dtype.name not in ("int64", "uint64") else array
-        is_floating = values.dtype.kind == "f"
-        nans = int(np.isnan(values).sum()) if is_floating else 0
-        finite = values[np.isfinite(values)] if is_floating else values
-    return {
-        "dtype": array.dtype.name,
-        "shape": list(array.shape),
-        "count": int(array.size),
-        "nans": nans,
-        "infinities": int(array.size - nans - finite.size),
-        "least": finite.min().item() if finite.size else None,
-        "most": finite.max().item() if finite.size else None,
-    }
 
 
 def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
@@ -435,18 +410,6 @@ def _find_differing(run: _ReferenceRun) -> set[str]:
         for name, array in first_outputs.items()
         if array.shape != second_outputs[name].shape or pack_bytes(array) != pack_bytes(second_outputs[name])
     }
-
-
-def _measure_excess(array: Array, other_array: Array | None, tolerances: Mapping[str, OutputTolerance]) -> float | None:
-    """Return the largest difference (-1 for infinity) if some difference exceeds the tolerance; otherwise None."""
-    if other_array is None:
-        return None
-    max_difference = measure_difference(array, other_array)
-    if max_difference == math.inf:
-        return -1.0
-    element = get_float_type(array)
-    limits = (tolerances[element].atol, tolerances[element].rtol) if element else (0.0, 0.0)
-    return None if are_close(widen(other_array), widen(array), limits) else max_difference
 
 
 @dataclass(frozen=True, slots=True)

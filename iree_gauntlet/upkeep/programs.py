@@ -1,0 +1,172 @@
+"""A user's program as `init` sees it: its function, with sizes for those that are open, and its outputs."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+
+# The size in place of a size that the file leaves open.
+_DEFAULT_SIZE = 1
+# IREE imports older opsets only in part.
+_MIN_OPSET = 17
+_SHAPE_OPTION = re.compile(r"(.+)=(\d+(?:x\d+)*)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInput:
+    """An input of a program.
+
+    Attributes:
+        open_sizes: the names of sizes to choose, by axis from 0; empty with `--shape`.
+        dtype: NumPy's or ml_dtypes' name of the element type.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_type: str
+    open_sizes: Mapping[int, str]
+    is_open_in_file: bool
+    dtype: str = ""
+
+    @property
+    def is_float(self) -> bool:
+        """True if its values are floating-point numbers."""
+        return self.element_type.startswith(("f", "bf"))
+
+    @property
+    def declared_shape(self) -> list[int | str | None]:
+        """The sizes, and the names of those that were to choose."""
+        return [self.open_sizes.get(axis, size) for axis, size in enumerate(self.shape)]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOutput:
+    """An output of a program; the name of its type is NumPy's or ml_dtypes', empty if the file does not have it."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class JaxSource:
+    """A program of JAX: a serialised export, or a function of a Python file; its Python has jax.
+
+    Attributes:
+        path: an absolute path.
+        function: empty for an export.
+        kept: the numbers of the arguments that the program uses.
+    """
+
+    path: Path
+    function: str
+    python: str
+    kept: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name as the user gave it, without folders."""
+        return f"{self.path.name}:{self.function}" if self.function else self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program.
+
+    Attributes:
+        path: its file, from which a run starts: ONNX, or MLIR.
+        file_name: the name of this file in a project.
+        name: the name of its model.
+        opset: the version of ONNX's operators, 0 if there are only others; None for MLIR.
+        model: the result of `onnx.load` without weights, which are in the files `data`; None if there are no operators
+            of ONNX to choose inputs by.
+        restored: the file to which operators of ONNX in MLIR were put together; None for others.
+        dialects: the dialects of the operations; empty for ONNX.
+        longest_sum: an estimate of the largest number of products in a sum.
+        notes: what the user should know.
+        source: what the file was exported from; None if it is the user's own.
+        examples: the folder of the inputs that came with the program; None if there are none.
+    """
+
+    path: Path
+    file_name: str
+    name: str
+    function: str
+    inputs: tuple[ProgramInput, ...]
+    outputs: tuple[ProgramOutput, ...]
+    has_f64: bool
+    opset: int | None = None
+    data: tuple[Path, ...] = ()
+    model: Any = None
+    restored: Path | None = None
+    dialects: tuple[str, ...] = ()
+    longest_sum: int = 1
+    notes: tuple[str, ...] = ()
+    source: JaxSource | None = None
+    examples: Path | None = None
+
+    @property
+    def is_onnx(self) -> bool:
+        """True if a run imports it first."""
+        return self.opset is not None
+
+    def onnx_import(self, types: Iterable[str]) -> dict[str, Any]:
+        """Return the import's options for inputs of these types: the open sizes, and a newer opset if it is too old."""
+        if self.opset is None:
+            return {}
+        shapes = {
+            tensor.name: [int(size) for size in text.split("x")[:-1]]
+            for tensor, text in zip(self.inputs, types, strict=True)
+            if tensor.is_open_in_file
+        }
+        return ({"shapes": shapes} if shapes else {}) | ({"opset": _MIN_OPSET} if self.opset < _MIN_OPSET else {})
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Parse sizes by the names of inputs, from `x=1x3x96x320`."""
+    shapes = {}
+    for text in texts:
+        option_match = _SHAPE_OPTION.match(text)
+        if option_match is None:
+            raise UsageError(f"--shape {text}: expected an input and its sizes", "Such as --shape x=1x3x96x320.")
+        shapes[option_match[1]] = tuple(map(int, option_match[2].split("x")))
+    return shapes
+
+
+def require_known_inputs(path: Path, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> None:
+    """Raise UsageError if `--shape` names an input that a program does not have."""
+    known = list(names)
+    if unknown := shapes.keys() - set(known):
+        message = f"--shape {min(unknown)}=…: {path.name} has no such input"
+        raise UsageError(message, f"Its inputs: {', '.join(known)}.")
+
+
+def make_input(
+    name: str, element_type: str, sizes: Sequence[int | str], given_shape: tuple[int, ...] | None, dtype: str = ""
+) -> ProgramInput:
+    """Make an input; sizes that the file leaves open are names, and a given shape chooses them."""
+    open_names = {axis: size for axis, size in enumerate(sizes) if isinstance(size, str)}
+    chosen = tuple(_DEFAULT_SIZE if isinstance(size, str) else size for size in sizes)
+    shape = given_shape or chosen
+    if len(shape) != len(sizes) or any(
+        axis not in open_names and size != given_size
+        for axis, (size, given_size) in enumerate(zip(sizes, shape, strict=True))
+    ):
+        file_shape = "x".join("?" if isinstance(size, str) else str(size) for size in sizes)
+        message = f"--shape {name}={'x'.join(map(str, shape))}: the file has {file_shape}"
+        raise UsageError(message, "Give the same number of sizes; only those with a ? can be chosen.")
+    return ProgramInput(name, shape, element_type, {} if given_shape else open_names, bool(open_names), dtype)
+
+
+def make_model_name(name: str) -> str:
+    """Return a name that is valid for a folder and a chain, as similar to the given one as possible."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

@@ -1,0 +1,553 @@
+"""References: the programs other than the tested IREE that compute what a user's program gives, by their strength.
+
+A model is run in separate processes, because it may crash or hang, and because another Python may have the reference.
+`_REFERENCES` has a row for each kind. The strongest that runs the program makes its expected outputs. If a second one
+of the same row runs it too, the two are compared.
+
+IREE itself, compiled or built another way, is the last row: it is no reference, and what passes against it only
+*agrees* with it. A fault that both share is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import psutil
+
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.recorded import UNRECORDED, Recorded
+from iree_gauntlet.steps import Command
+from iree_gauntlet.system.short_process import run_tool
+from iree_gauntlet.upkeep.programs import JaxSource  # noqa: TC001 - read by its type
+from iree_gauntlet.workers import iree_side
+from iree_gauntlet.workers.iree_side.expected_outputs import describe_array, measure_excess
+from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, format_tensor_type, get_float_type, pack_bytes
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
+from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance, choose_tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.engine.processes.supervisor import Supervisor
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.upkeep.programs import Program
+
+    Array = NDArray[Any]
+
+
+INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
+JAX_HINT = "pip install 'iree-gauntlet[jax]'"
+_TIMEOUT_SECONDS = 1800.0
+# The limit of each compile and run of IREE another way.
+_IREE_SECONDS = 600.0
+_PROBE_SECONDS = 60.0
+# A worker's exit code if the model, the sizes or the inputs are unsuitable.
+_REJECTED_EXIT_CODE = 2
+# The share of the machine's memory that a worker may use.
+_MEMORY_SHARE = 0.75
+_FATAL = re.compile(r"\b(?:LLVM ERROR|error|Assertion|terminate called|Check failed)\b")
+_MAX_CAUSE = 200
+_Result = TypeVar("_Result", bound=Recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan(Recorded):
+    """The plan that a worker reads.
+
+    Attributes:
+        inputs: sets of inputs, as iree-run-module takes them, the preferred first.
+        cwd: the folder of relative paths.
+        folder: the folder of outputs.
+        tolerances: the spec's allowed differences, by element type, and `rtol`; None to have them chosen.
+        last: True if no other sets follow.
+    memory_bytes: the limit of the worker's memory.
+    """
+
+    model: str
+    inputs: tuple[tuple[str, ...], ...]
+    cwd: str
+    folder: str
+    tolerances: dict[str, float] | None = None
+    last: bool = True
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceName(Recorded):
+    """The program that ran a model, such as `onnxruntime`.
+
+    Attributes:
+        agrees_with: IREE's other way that ran it, for people; empty for a reference, which is not IREE.
+    """
+
+    name: str
+    version: str
+    agrees_with: str = ""
+
+    def __str__(self) -> str:
+        return self.agrees_with or f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput(Recorded):
+    """An input of a model's run."""
+
+    name: str
+    dtype: str
+    declared_shape: list[int | str | None]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput(Recorded):
+    """An output of a model.
+
+    Attributes:
+        type: IREE's type.
+        file: the file of the raw values.
+        dtype: NumPy's type.
+        least, most: the range of its finite values; None without any.
+        differs: True if it differs from run to run.
+        optimised, other: the difference of onnxruntime with optimisations, and of the other reference, if above the
+            tolerance; None if within it or not run; -1 for an infinite difference.
+        input: the index of the input that is passed through; None for a computed output.
+    """
+
+    name: str
+    type: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    nans: int
+    infinities: int
+    differs: bool
+    least: float | None = None
+    most: float | None = None
+    optimised: float | None = None
+    other: float | None = None
+    input: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceResult(Recorded):
+    """The result of a reference: of `run_onnx`, or of engines.
+
+    Attributes:
+        taken: the index of the set of inputs.
+        tells: True if the outputs can detect errors.
+        refused: the reasons for which other sets were rejected.
+        random: operators of the model that make random numbers.
+        allowed: the allowed differences of outputs, by element type: the fields of a worker's `OutputTolerance`.
+        second: the other reference, whose differences the outputs have as `other`; empty if none ran.
+        model: the ONNX file to which operators in MLIR were put together, if it was run.
+        exported_from: the program of JAX that was exported.
+    """
+
+    taken: int
+    tells: bool
+    refused: tuple[str, ...]
+    reference: ReferenceName
+    inputs: tuple[ModelInput, ...]
+    outputs: tuple[ModelOutput, ...]
+    random: tuple[str, ...]
+    allowed: dict[str, Any]
+    notes: tuple[str, ...]
+    second: str = "the other of onnxruntime and onnx's evaluator"
+    model: Path | None = None
+    exported_from: JaxSource | None = field(default=None, metadata=UNRECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceWorkers:
+    """The programs that read and run models, by default in a Python that has onnxruntime; `folder` has their files."""
+
+    supervisor: Supervisor
+    python: str
+    folder: Path
+
+    def run_worker(
+        self,
+        name: str,
+        failure_text: str,
+        plan: Recorded,
+        result_type: type[_Result],
+        *,
+        python: str = "",
+        seconds: float = _TIMEOUT_SECONDS,
+    ) -> _Result:
+        """Run a worker on a plan, and return its result; `failure_text` begins the message of an error.
+
+        Raises:
+            UsageError: the plan cannot be used with this model.
+            GauntletError: no reference can run the model, or the worker crashed.
+        """
+        file, out, err = (self.folder / f"{name}{suffix}" for suffix in (".json", ".stdout.txt", ".stderr.txt"))
+        file.write_text(json.dumps(plan.as_dict()), encoding="utf-8")
+        script = str(Path(iree_side.__file__).with_name(f"{name}.py"))
+        command = Command((python or self.python, script, str(file)), str(Path.cwd()))
+        outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=seconds)
+        if outcome.exit_code == 0:
+            return result_type.from_dict(json.loads(out.read_text(encoding="utf-8")))
+        lines = [line for line in err.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"exit code {outcome.exit_code}"
+        if outcome.signal:
+            # The last lines are of the stack, if any.
+            cause = next((line for line in lines if _FATAL.search(line)), "")
+            reason = f"it crashed with {outcome.signal}{f': {cause[:_MAX_CAUSE]}' if cause else ''}"
+        if outcome.timed_out:
+            reason = f"it ran longer than {seconds:g} s"
+        raise (UsageError if outcome.exit_code == _REJECTED_EXIT_CODE else GauntletError)(
+            f"{failure_text}: {reason}", INPUTS_HINT
+        )
+
+
+def limit_memory() -> int:
+    """Return the number of bytes that a worker may use."""
+    return int(psutil.virtual_memory().total * _MEMORY_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput(Recorded):
+    """An output of an engine: a file with the values as NumPy has them; `differs` from run to run."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    differs: bool
+
+    def read(self) -> Array:
+        """Read the values."""
+        return np.frombuffer(self.file.read_bytes(), find_dtype(self.dtype)).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer(Recorded):
+    """The answer of an engine; `engine_plan.py` describes it."""
+
+    taken: int
+    tells: bool
+    refused: tuple[str, ...]
+    version: str
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[EngineOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun(Recorded):
+    """The plan of an engine; `engine_plan.py` describes it."""
+
+    model: str
+    function: str
+    engine: str
+    inputs: tuple[tuple[str, ...], ...]
+    dtypes: tuple[str, ...]
+    cwd: str
+    folder: str
+    options: dict[str, Any]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A program that computes a program in MLIR.
+
+    Attributes:
+        name: its name in provenances, and of the worker's engine.
+        title: its name for people.
+        worker: the worker that runs it, in `python`.
+        weak: True for IREE itself.
+    """
+
+    name: str
+    title: str
+    worker: str
+    python: str
+    options: dict[str, Any] = field(default_factory=dict)
+    weak: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxReference:
+    """onnxruntime, and onnx's evaluator, for an ONNX file."""
+
+    workers: ReferenceWorkers
+    model: Path
+    restored: bool
+
+    def run(self, name: str, plan: ReferencePlan) -> ReferenceResult:
+        """Run the model of a plan; errors as in `ReferenceWorkers.run_worker`."""
+        plan = replace(plan, model=str(self.model.absolute()))
+        result = self.workers.run_worker("run_onnx", name, plan, ReferenceResult)
+        return replace(result, model=self.model) if self.restored else result
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReference:
+    """Engines for a program in MLIR: the first that runs it is the reference, the next one the second opinion.
+
+    Attributes:
+        exact_engine: runs the program in f64, for the tolerance; None if no engine does.
+    """
+
+    workers: ReferenceWorkers
+    program: Program
+    engines: tuple[Engine, ...]
+    exact_engine: Engine | None = None
+
+    def run(self, name: str, plan: ReferencePlan) -> ReferenceResult:
+        """Run the program; raise a GauntletError with the reasons of all engines if none runs it."""
+        taken: tuple[Engine, EngineAnswer] | None = None
+        second: tuple[Engine, EngineAnswer] | None = None
+        reasons = []
+        inputs = plan.inputs
+        for engine in self.engines:
+            try:
+                answer = self._run_engine(engine, inputs, plan)
+            except GauntletError as error:
+                reasons.append(error.message)
+                continue
+            if taken is not None:
+                second = engine, answer
+                break
+            taken, inputs = (engine, answer), (inputs[answer.taken],)
+        if taken is None:
+            raise GauntletError(f"{name}: {'; '.join(reasons)}", INPUTS_HINT)
+        return self._make_result(plan, taken, second, reasons)
+
+    def _run_engine(self, engine: Engine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan) -> EngineAnswer:
+        dtypes = tuple(tensor.dtype for tensor in self.program.inputs)
+        path, function = str(self.program.path.absolute()), self.program.function
+        run = EngineRun(
+            path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, engine.options, limit_memory()
+        )
+        return self.workers.run_worker(engine.worker, engine.title, run, EngineAnswer, python=engine.python)
+
+    def _run_exactly(self, plan: ReferencePlan, answer: EngineAnswer) -> Sequence[Array | None]:
+        """Return the outputs in f64; None for each if no engine has them."""
+        if self.exact_engine is not None and plan.tolerances is None:
+            with contextlib.suppress(GauntletError):
+                exact = self._run_engine(self.exact_engine, (plan.inputs[answer.taken],), plan)
+                return [output.read() for output in exact.outputs]
+        return [None] * len(answer.outputs)
+
+    def _make_result(
+        self,
+        plan: ReferencePlan,
+        taken: tuple[Engine, EngineAnswer],
+        second: tuple[Engine, EngineAnswer] | None,
+        reasons: Sequence[str],
+    ) -> ReferenceResult:
+        engine, answer = taken
+        arrays = [output.read() for output in answer.outputs]
+        others = [output.read() for output in second[1].outputs] if second else [None] * len(arrays)
+        if len(others) != len(arrays):
+            raise GauntletError(f"{engine.title} gives {len(arrays)} outputs, and another engine {len(others)}")
+        tolerances = self._choose_tolerances(plan, arrays, self._run_exactly(plan, answer), others)
+        outputs = []
+        for index, (declared, item, array, other) in enumerate(
+            zip(self.program.outputs, answer.outputs, arrays, others, strict=True)
+        ):
+            try:
+                kind = format_tensor_type(declared.name, array)
+            except PlanError as error:
+                raise UsageError(f"{self.program.file_name}: {error}") from error
+            file = Path(plan.folder) / f"output_{index}.bin"
+            file.write_bytes(pack_bytes(array))
+            facts = {**describe_array(array), "shape": array.shape}
+            excess = measure_excess(array, other, tolerances)
+            outputs.append(
+                ModelOutput(declared.name, kind, file, differs=item.differs, other=excess, optimised=None, **facts)
+            )
+        version = answer.version
+        title = f"{engine.title} of IREE {version}" if engine.weak else ""
+        return ReferenceResult(
+            taken=answer.taken,
+            tells=answer.tells,
+            refused=answer.refused,
+            reference=ReferenceName(engine.name, version, title),
+            inputs=tuple(
+                ModelInput(tensor.name, tensor.dtype, list(tensor.declared_shape), shape)
+                for tensor, shape in zip(self.program.inputs, answer.shapes, strict=True)
+            ),
+            outputs=tuple(outputs),
+            random=(),
+            allowed={name: asdict(tolerance) for name, tolerance in tolerances.items()},
+            notes=tuple(reasons),
+            second=second[0].title if second else "",
+            exported_from=self.program.source,
+        )
+
+    def _choose_tolerances(
+        self,
+        plan: ReferencePlan,
+        arrays: Sequence[Array],
+        exact: Sequence[Array | None],
+        others: Sequence[Array | None],
+    ) -> dict[str, OutputTolerance]:
+        elements = dict.fromkeys(filter(None, map(get_float_type, arrays)))
+        if plan.tolerances is not None:
+            limits = plan.tolerances
+            return {name: OutputTolerance(limits[name], limits["rtol"], "as the spec says") for name in elements}
+        trios = list(zip(arrays, exact, others, strict=True))
+        longest_sum = self.program.longest_sum
+        return {
+            name: choose_tolerance(name, [trio for trio in trios if get_float_type(trio[0]) == name], longest_sum)
+            for name in elements
+        }
+
+
+_Reference = OnnxReference | EngineReference
+
+
+@dataclass(frozen=True)
+class ReferenceSources:
+    """Where references are: the workers, a Python that may have jaxlib, the tested IREE, and perhaps another one."""
+
+    workers: ReferenceWorkers
+    python: str = ""
+    find_toolchain: Callable[[str], Toolchain] | None = None
+    other_iree: str = ""
+    flags: tuple[str, ...] = ()
+
+    @cached_property
+    def jax_python(self) -> str:
+        """The Python that has jaxlib; empty if there is none.
+
+        Raises:
+            UsageError: `--reference-python` names no Python with jaxlib.
+        """
+        if not self.python:
+            return sys.executable if importlib.util.find_spec("jaxlib") else ""
+        path = shutil.which(self.python)
+        if path is None:
+            raise UsageError(f"--reference-python {self.python}: no such program", "Name a Python that has jax.")
+        probe = run_tool([path, "-c", "import jaxlib, jax"], timeout=_PROBE_SECONDS)
+        if probe.exit_code:
+            reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.exit_code}"])[-1]
+            raise UsageError(f"--reference-python {self.python}: {reason[:_MAX_CAUSE]}", f"{JAX_HINT} in it.")
+        return path
+
+    @cached_property
+    def toolchain(self) -> Toolchain:
+        """The tested IREE."""
+        if self.find_toolchain is None:
+            raise GauntletError("there is no IREE")
+        return self.find_toolchain("")
+
+    @cached_property
+    def other_toolchain(self) -> Toolchain | None:
+        """The IREE of `--reference-iree`."""
+        return self.find_toolchain(self.other_iree) if self.other_iree and self.find_toolchain else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRow:
+    """A kind of reference: the programs that it applies to, and how it is made; a text is the reason that it is not."""
+
+    title: str
+    applies: Callable[[Program], bool]
+    make: Callable[[Program, ReferenceSources], _Reference | str]
+
+
+def _make_onnx(program: Program, sources: ReferenceSources) -> _Reference | str:
+    if not importlib.util.find_spec("onnxruntime"):
+        return "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
+    return OnnxReference(sources.workers, program.restored or program.path, bool(program.restored))
+
+
+def _make_jax(program: Program, sources: ReferenceSources) -> _Reference | str:
+    source = program.source
+    assert source is not None
+    options = {"source": str(source.path.absolute()), "function": source.function, "kept": source.kept}
+    jax = Engine("jax", "JAX", "run_jax", source.python, options)
+    interpreter = Engine("interpreter", "StableHLO's interpreter", "run_stablehlo", source.python)
+    exact = replace(jax, name="jax-f64") if source.function else None
+    return EngineReference(sources.workers, program, (jax, interpreter), exact)
+
+
+def _make_stablehlo(program: Program, sources: ReferenceSources) -> _Reference | str:
+    python = sources.jax_python
+    if not python:
+        return f"jaxlib is not installed, which computes StableHLO: {JAX_HINT}, or give --reference-python"
+    engines = (
+        Engine("xla", "XLA", "run_stablehlo", python),
+        Engine("interpreter", "StableHLO's interpreter", "run_stablehlo", python),
+    )
+    return EngineReference(sources.workers, program, engines)
+
+
+_LOCAL = "--iree-hal-target-device=local"
+_BACKEND = "--iree-hal-local-target-device-backends="
+_GENERIC_CPU = (f"{_BACKEND}llvm-cpu", "--iree-llvmcpu-target-cpu=generic")
+
+
+def _make_iree(program: Program, sources: ReferenceSources) -> _Reference | str:
+    other = sources.other_toolchain
+    # The tested way comes from the specs' flags: llvm-cpu for this CPU.
+    ways: list[tuple[str, str, Toolchain, tuple[str, ...]]] = [
+        ("iree-vmvx", "vmvx", sources.toolchain, (f"{_BACKEND}vmvx",)),
+        ("iree-o0", "llvm-cpu at O0", sources.toolchain, (*_GENERIC_CPU, "--iree-opt-level=O0")),
+    ]
+    if other is not None:
+        ways[1:] = ways[:1]
+        ways[0] = ("iree-other", "llvm-cpu", other, _GENERIC_CPU)
+    outputs = [{"dtype": output.dtype} for output in program.outputs]
+    engines = (
+        Engine(
+            name,
+            title,
+            "run_iree",
+            "",
+            {
+                "compile": toolchain.compiler.compile,
+                "run_module": toolchain.runtime.run_module,
+                "flags": [_LOCAL, *flags, *sources.flags, *((KEEP_F64,) if program.has_f64 else ())],
+                "outputs": outputs,
+                "version": toolchain.compiler.release or toolchain.compiler.version,
+                "seconds": _IREE_SECONDS,
+            },
+            weak=True,
+        )
+        for name, title, toolchain, flags in ways
+    )
+    return EngineReference(sources.workers, program, tuple(engines))
+
+
+KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
+_STABLEHLO = frozenset(("stablehlo", "vhlo", "chlo"))
+
+
+def _is_stablehlo(program: Program) -> bool:
+    dialects = set(program.dialects)
+    return bool(dialects & _STABLEHLO) and dialects <= _STABLEHLO | {"func", "shape", "tensor"}
+
+
+# The strongest first.
+_REFERENCES = (
+    ReferenceRow(
+        "onnxruntime and onnx's evaluator", lambda program: program.is_onnx or bool(program.restored), _make_onnx
+    ),
+    ReferenceRow("JAX's own call", lambda program: program.source is not None, _make_jax),
+    ReferenceRow("XLA and StableHLO's interpreter", _is_stablehlo, _make_stablehlo),
+    ReferenceRow("IREE another way", lambda program: not program.is_onnx, _make_iree),
+)
+
+
+def list_references(program: Program, sources: ReferenceSources) -> Iterator[_Reference | str]:
+    """Yield the references of a program, the strongest first; a text is the reason that one is not here."""
+    for row in _REFERENCES:
+        if row.applies(program):
+            yield row.make(program, sources)

@@ -1,0 +1,212 @@
+"""Export a program of JAX as StableHLO, and run it by JAX, in a Python that has jax.
+
+    python run_jax.py PLAN.json
+
+The program is a serialised `jax.export` (of `export.serialize()`), or a function in a Python file. Beside the function
+are its arguments, `<function>_arguments` or `arguments`: a tuple of arrays or `jax.ShapeDtypeStruct`s, also inside
+dicts and the like, or a function without parameters that returns such a tuple.
+
+The plan of an export is `{"model": "/…/m.py", "function": "f", "folder": "/…", "memory_bytes": 8e9}`, with an empty
+function for a serialised one. The answer:
+
+    {"artifact": "/…/export.mlirbc",              a portable artifact of StableHLO
+     "examples": "/…/examples",                   a folder with the arguments as input_0.npy, …; empty if they have no
+                                                  values
+     "arguments": 3, "kept": [0, 2]}              the number of arguments, and those that the program uses
+
+With an `engine` in the plan, `engine_plan.py` describes plan and answer: `jax` runs the program as JAX does, `jax-f64`
+the function with f64 in place of f16, bf16 and f32. `options` are `{"source": "/…/m.py", "function": "f",
+"kept": [0, 2]}`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+# XLA must round to f16 and bf16 where the program does; the variables are read when jax is imported.
+os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy as np
+
+if __name__ == "__main__":
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
+    sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.engine_plan import EnginePlan, run_sets
+from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iree_gauntlet.workers.iree_side.plan_file import Array
+
+
+_MAX_REASON = 300
+# A .npy file holds these kinds of elements.
+_NPY_KINDS = "fiub"
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportPlan:
+    model: str
+    function: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of a user's file, with its arguments as the file gives them."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def _import_jax() -> Any:
+    try:
+        import jax  # noqa: PLC0415 - only this program's Python has it
+        import jax.export  # noqa: PLC0415
+    except ImportError as error:
+        raise PlanError(f"no jax in {sys.executable}: {error}") from error
+    return jax
+
+
+def _describe(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+
+
+def _load_function(path: Path, name: str) -> _Function:
+    """Import a user's file, and find a function in it with its arguments; raise a PlanError if that fails."""
+    sys.path.insert(0, str(path.parent))
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    if specification is None or specification.loader is None:
+        raise PlanError("it is not a Python file")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[path.stem] = module
+    try:
+        specification.loader.exec_module(module)
+    # A user's file may raise anything.
+    except Exception as error:
+        raise PlanError(f"{path.name} cannot be imported: {_describe(error)}") from error
+    call = getattr(module, name, None)
+    if not callable(call):
+        names = ", ".join(sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_"))
+        raise PlanError(f"{path.name} has no function {name}; it has {names[:_MAX_REASON] or 'none'}")
+    arguments = getattr(module, f"{name}_arguments", getattr(module, "arguments", None))
+    if callable(arguments):
+        arguments = arguments()
+    if not isinstance(arguments, tuple | list):
+        text = f"{path.name} needs {name}_arguments, a tuple of arrays or jax.ShapeDtypeStructs, to export {name}"
+        raise PlanError(text)
+    return _Function(call, tuple(arguments))
+
+
+def _export(document: dict[str, Any]) -> dict[str, Any]:
+    plan = read_plan(_ExportPlan, document)
+    jax = _import_jax()
+    # IREE's parser does not know the dialect of the new partitioner.
+    jax.config.update("jax_use_shardy_partitioner", False)
+    path, leaves = Path(plan.model), []
+    if plan.function:
+        function = _load_function(path, plan.function)
+        leaves = jax.tree_util.tree_leaves(function.arguments)
+        try:
+            exported = jax.export.export(jax.jit(function.call), platforms=["cpu"])(*function.arguments)
+        # Tracing runs the user's function, which may raise anything.
+        except Exception as error:
+            raise PlanError(f"{plan.function} cannot be exported: {_describe(error)}") from error
+    else:
+        exported = _read_export(jax, path)
+    if exported.nr_devices != 1:
+        raise PlanError(f"it is for {exported.nr_devices} devices")
+    kept = sorted(exported.module_kept_var_idx)
+    artifact = Path(plan.folder) / "export.mlirbc"
+    artifact.write_bytes(exported.mlir_module_serialized)
+    examples = ""
+    arrays = [np.asarray(leaves[index]) for index in kept if leaves and not _is_shape(jax, leaves[index])]
+    if kept and len(arrays) == len(kept) and all(array.dtype.kind in _NPY_KINDS for array in arrays):
+        examples = str(Path(plan.folder) / "examples")
+        Path(examples).mkdir()
+        for index, array in enumerate(arrays):
+            np.save(Path(examples) / f"input_{index}.npy", array.astype(exported.in_avals[kept[index]].dtype))
+    return {"artifact": str(artifact), "examples": examples, "arguments": len(exported.in_avals), "kept": kept}
+
+
+def _is_shape(jax: Any, leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _read_export(jax: Any, path: Path) -> Any:
+    try:
+        return jax.export.deserialize(bytearray(path.read_bytes()))
+    # The flatbuffer's reader checks nothing: damage may raise anything.
+    except Exception as error:
+        raise PlanError(f"jax {jax.__version__} cannot read it as an export: {_describe(error)}") from error
+
+
+def _run(document: dict[str, Any]) -> dict[str, Any]:
+    plan = read_plan(EnginePlan, document)
+    jax = _import_jax()
+    source, name = Path(plan.options["source"]), plan.options["function"]
+    is_wide = plan.engine == "jax-f64"
+    function = _load_function(source, name) if name else None
+    exported = _read_export(jax, source) if function is None else None
+    if is_wide or any(item.endswith("64") for item in plan.dtypes):
+        # Only now, since a file's own random weights are others in this mode.
+        jax.config.update("jax_enable_x64", True)
+
+    def run(_: list[str], arrays: list[Array]) -> list[Array]:
+        try:
+            if exported is not None:
+                return _call_export(jax, exported, arrays)
+            assert function is not None
+            return _call_function(jax, function, plan.options["kept"], arrays, is_wide=is_wide)
+        # The same holds as for the export.
+        except Exception as error:
+            raise InferenceFailedError(_describe(error)) from error
+
+    return run_sets(plan, jax.__version__, run)
+
+
+def _call_export(jax: Any, exported: Any, arrays: Sequence[Array]) -> list[Array]:
+    """Call an export; arguments that its program does not use are zeros."""
+    given = dict(zip(sorted(exported.module_kept_var_idx), arrays, strict=True))
+    leaves = [given.get(index, _make_zeros(item)) for index, item in enumerate(exported.in_avals)]
+    args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
+    return [np.asarray(value) for value in jax.tree_util.tree_leaves(exported.call(*args, **kwargs))]
+
+
+def _call_function(
+    jax: Any, function: _Function, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool
+) -> list[Array]:
+    """Call a function; the arrays are its arguments of the given numbers, and the other ones are not used."""
+    leaves, tree = jax.tree_util.tree_flatten(function.arguments)
+    given = dict(zip(kept, arrays, strict=True))
+    values = []
+    for index, leaf in enumerate(leaves):
+        array = given.get(index, _make_zeros(leaf) if _is_shape(jax, leaf) else leaf)
+        is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
+        values.append(array.astype(np.float64) if is_widened else array)
+    results = jax.jit(function.call)(*jax.tree_util.tree_unflatten(tree, values))
+    return [np.asarray(value) for value in jax.tree_util.tree_leaves(results)]
+
+
+def _make_zeros(value: Any) -> Array:
+    """Make an argument that a program does not use; open sizes are 1."""
+    return np.zeros([size if isinstance(size, int) else 1 for size in value.shape], value.dtype)
+
+
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
+    return _run(document) if "engine" in document else _export(document)
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker_main(sys.argv, _answer))
