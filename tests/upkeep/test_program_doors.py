@@ -1,0 +1,198 @@
+"""`init --program` for programs that are not ONNX: what a file is, its function, its reference, and how it is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.command_line import CommandResult, run_in_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ADD = """
+func.func @add(%a: tensor<?x4xf32>, %b: tensor<4xi32>) -> (tensor<?x4xf32>, tensor<4xi32>) {
+  %0 = arith.addf %a, %a : tensor<?x4xf32>
+  %1 = arith.muli %b, %b : tensor<4xi32>
+  return %0, %1 : tensor<?x4xf32>, tensor<4xi32>
+}
+"""
+RELU = """
+func.func @net(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32>
+    attributes {torch.onnx_meta.opset_version = 17 : si64} {
+  %0 = torch.operator "onnx.Relu"(%x) : (!torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32>
+  return %0 : !torch.vtensor<[2,3],f32>
+}
+"""
+
+
+def gauntlet(folder: Path, *words: str) -> CommandResult:
+    return run_in_process(
+        words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {}
+    )
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.iree
+def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
+    (tmp_path / "a.dat").write_text(ADD)
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.dat", "--shape", "arg0=3x4")
+    assert done.code == 0, done.text
+    assert "arg0: 3x4xf32" in done.out
+    assert "as vmvx of IREE 3." in done.out
+    model = tmp_path / "p" / "specs" / "regression_tests" / "a"
+    spec, provenance = read_json(model / "model_cpu.json"), read_json(model / "model_cpu" / "provenance.json")
+    assert (spec["mlir"], spec["run_function"]) == ("a.dat.mlir", "add")
+    assert "a pass means that IREE agrees with itself" in spec["description"]
+    assert (provenance["made_by"], provenance["second"]) == ("iree-vmvx", "llvm-cpu at O0")
+    agreement = provenance["agrees_with"]
+    assert agreement.startswith("vmvx of IREE 3.")
+    project = tmp_path / "p"
+    ran = gauntlet(project, "run", "--stages", "threshold", "--run-dir", "run")
+    assert ran.code == 0, ran.text
+    assert f"agrees with {agreement}: equal" in ran.out
+    assert "judged: numbers 1 (1 only with IREE itself)" in ran.out
+    assert f'name="threshold.agrees_with" value="{agreement}"' in (project / "run" / "junit.xml").read_text()
+    assert read_json(project / "run" / "summary.json")["chains"][0]["agrees_with"] == agreement
+    # A mistake of one per cent is seen, and may be of either.
+    output = model / "model_cpu" / "output_0.npy"
+    np.save(output, np.load(output) * np.float32(1.01))
+    wrong = gauntlet(project, "run", "--stages", "threshold", "--run-dir", "wrong")
+    assert wrong.code == 1, wrong.text
+    assert f"differs from {agreement}, one of the two is wrong" in wrong.out
+
+
+@pytest.mark.iree
+def test_operators_of_onnx_in_mlir_have_onnxs_references(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "net.mlir").write_text(RELU)
+    done = gauntlet(tmp_path, "init", "p", "--program", "net.mlir")
+    assert done.code == 0, done.text
+    assert "as onnxruntime " in done.out
+    model = tmp_path / "p" / "specs" / "regression_tests" / "net"
+    provenance = read_json(model / "model_cpu" / "provenance.json")
+    assert (provenance["made_by"], provenance["restored"]) == ("onnxruntime", "program.onnx")
+    assert (model / "model_cpu" / "program.onnx").is_file()
+    assert "agrees" not in read_json(model / "model_cpu.json")["description"]
+    # Recorded again, without what `init` knew.
+    again = gauntlet(tmp_path / "p", "golden.record", "--model", "net")
+    assert again.code == 0, again.text
+    provenance["tolerance"]["f32"]["reason"] = "as the spec says"
+    assert read_json(model / "model_cpu" / "provenance.json") == provenance
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("program", "words", "message"),
+    [
+        (
+            ADD.replace("%a: tensor<?x4xf32>", "%a: tensor<?x4xf32>, %t: !stablehlo.token"),
+            (),
+            "input arg1 of @add is !st",
+        ),
+        (ADD + ADD.replace("@add", "@other"), (), "2 functions are public: add, other"),
+        (ADD, ("--function", "sub"), "--function sub: a.mlir has no such function"),
+        (ADD, ("--shape", "arg0=3x5"), "--shape arg0=3x5: the file has ?x4"),
+        (ADD, ("--shape", "z=3x5"), "--shape z=…: a.mlir has no such input"),
+        ("func.func @f() { return }", (), "@f returns nothing: there is nothing to check"),
+        ("func.func private @f()", (), "it has no public function with a body"),
+        (ADD[:90], (), "IREE's parser does not take it as MLIR: line "),
+    ],
+)
+def test_programs_that_cannot_be_checked_are_refused(
+    tmp_path: Path, program: str, words: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "a.mlir").write_text(program)
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.mlir", *words)
+    assert done.code == 2, done.text
+    assert message in done.err
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.iree
+def test_damaged_bytecode_is_an_error_of_that_file(tmp_path: Path) -> None:
+    ir = pytest.importorskip("iree.compiler.ir")
+    with (tmp_path / "whole").open("wb") as file:
+        ir.Module.parse(ADD, ir.Context()).operation.write_bytecode(file)
+    content = (tmp_path / "whole").read_bytes()
+    flipped = bytearray(content)
+    flipped[len(flipped) // 2] ^= 0xFF
+    for damaged in (content[:40], content[: len(content) // 2], bytes(flipped)):
+        (tmp_path / "a.mlirbc").write_bytes(damaged)
+        done = gauntlet(tmp_path, "init", "p", "--program", "a.mlirbc")
+        assert done.code == 2, done.text
+        assert "--program a.mlirbc: IREE's parser does not take it as MLIR" in done.err
+
+
+def test_files_that_are_no_programs_are_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "torch", "w") as archive:
+        archive.writestr("net/models/model.json", "{}")
+    with zipfile.ZipFile(tmp_path / "plain", "w") as archive:
+        archive.writestr("readme", "")
+    files = {
+        "torch": ("an exported program of PyTorch", None),
+        "plain": ("a zip archive", None),
+        "tflite": ("a TFLite model", b"\x1c\0\0\0TFL3\0\0"),
+        "weights": ("weights in safetensors", b'\x08\0\0\0\0\0\0\0{"a": 1}'),
+        "none": ("an empty file", b""),
+        "array": ("an array of NumPy", b"\x93NUMPY\1\0"),
+    }
+    for name, (title, content) in files.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        done = gauntlet(tmp_path, "init", "p", "--program", name)
+        assert done.code == 2, done.text
+        assert f"--program {name} is {title}" in done.err
+
+
+def test_a_python_without_jax_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import jax\n")
+    done = gauntlet(tmp_path, "init", "p", "--program", "net.py:f", "--reference-python", "/bin/false")
+    assert done.code == 2, done.text
+    assert "--reference-python /bin/false: exit code 1" in done.err
+    named = gauntlet(tmp_path, "init", "p", "--program", "net.py")
+    assert "Name a function in it, of JAX: net.py:FUNCTION." in named.err
+
+
+@pytest.mark.iree
+@pytest.mark.models
+def test_jax_computes_what_is_expected_of_its_programs(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    export = pytest.importorskip("jax.export")
+    (tmp_path / "net.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "weight = jax.random.normal(jax.random.PRNGKey(0), (8, 4))\n"
+        "def dense(x, unused): return jnp.tanh(x @ weight), jnp.argmax(x, -1)\n"
+        "dense_arguments = (jax.ShapeDtypeStruct((3, 8), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))\n"
+        "def given(x): return jnp.sort(x)\n"
+        "given_arguments = (jnp.array([3.0, 1.0, 2.0]),)\n"
+    )
+    exported = export.export(jax.jit(lambda x: x * 2 + 1))(jax.ShapeDtypeStruct((4,), "float32"))
+    (tmp_path / "twice.bin").write_bytes(exported.serialize())
+    (tmp_path / "artifact").write_bytes(exported.mlir_module_serialized)
+    python = ("--reference-python", sys.executable)
+    made_by = {"net.py:dense": "jax", "net.py:given": "jax", "twice.bin": "jax", "artifact": "xla"}
+    for program, name in made_by.items():
+        done = gauntlet(tmp_path, "init", "p", "--program", program, *python)
+        assert done.code == 0, done.text
+        model = program.rpartition(":")[2].partition(".")[0]
+        folder = tmp_path / "p" / "specs" / "regression_tests" / model / "model_cpu"
+        provenance = read_json(folder / "provenance.json")
+        assert (provenance["made_by"], provenance["second"]) == (name, "StableHLO's interpreter")
+        if program.startswith("net"):
+            assert provenance["exported_from"]["source"] == program
+    folder = tmp_path / "p" / "specs" / "regression_tests" / "given" / "model_cpu"
+    np.testing.assert_array_equal(np.load(folder / "input_0.npy"), np.array([3, 1, 2], np.float32))
+    np.testing.assert_array_equal(np.load(folder / "output_0.npy"), np.array([1, 2, 3], np.float32))
+    ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
+    assert ran.code == 0, ran.text
+    assert "4 cases: 4 passed" in ran.out
