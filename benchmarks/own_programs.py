@@ -220,7 +220,7 @@ _PROGRAMS = (
         _wrap(
             "%a: tensor<4x8xf32>",
             "tensor<4x1xf32>",
-            "%0 = tosa.reduce_sum %a {axis = 1 : i32} : (tensor<4x8xf32>) -> tensor<4x1xf32>",
+            "%0 = tosa.reduce_sum %a axis(1) : (tensor<4x8xf32>) -> tensor<4x1xf32>",
             "%0 : tensor<4x1xf32>",
         ),
         lambda a: [a.sum(1, keepdims=True)],
@@ -312,7 +312,7 @@ _PROGRAMS = (
     Program("refused_complex", _unary("stablehlo.abs", "tensor<2xcomplex<f32>>")),
     Program("refused_nothing", "func.func @main(%a: tensor<f32>) { return }"),
     Program(
-        "refused_custom_call",
+        "no_lowering",
         _wrap(
             "%a: tensor<2xf32>",
             "tensor<2xf32>",
@@ -396,7 +396,7 @@ def _compare(model: Path, compute: Callable[..., Sequence[Array]]) -> str:
         expected_outputs = compute(*inputs)
     for index, (array, expected) in enumerate(zip(_read_outputs(folder, provenance), expected_outputs, strict=True)):
         wide, wide_expected = array.astype(np.float64), np.asarray(expected).astype(np.float64)
-        limit = _SHARES.get(array.dtype.name, 0.0) * np.abs(wide_expected).max(initial=0.0)
+        limit = _SHARES.get(array.dtype.name, 0.0) * np.nan_to_num(np.abs(wide_expected)).max(initial=0.0)
         if array.shape != np.shape(expected) or not np.allclose(
             wide, wide_expected, rtol=0, atol=limit, equal_nan=True
         ):
@@ -414,12 +414,23 @@ def _plant(model: Path) -> None:
         wrong = array.copy()
         index = np.unravel_index(np.abs(np.nan_to_num(array.astype(np.float64))).argmax(), array.shape)
         is_float = array.dtype.name in _SHARES
-        wrong[index] = wrong[index] * wrong.dtype.type(_PLANTED) if is_float else wrong[index] ^ True
+        # In double precision, since 1.01 itself is rounded to bf16.
+        wrong[index] = float(wrong[index]) * _PLANTED if is_float else wrong[index] ^ True
         path = folder / entry["source"]
         if path.suffix == ".npy":
             np.save(path, wrong)
         else:
             path.write_bytes(wrong.tobytes())
+
+
+def _find_blindness(model: Path) -> str:
+    """Return the reason of a tolerance that cannot see an error of 1 %, as `init` says too; empty if it can."""
+    provenance = json.loads((model / "model_cpu" / "provenance.json").read_text(encoding="utf-8"))
+    scale = max(
+        (abs(value) for entry in provenance["outputs"] for value in (entry["min"], entry["max"]) if value), default=0
+    )
+    limits = provenance["tolerance"].values()
+    return next((item["reason"] for item in limits if item["atol"] + item["rtol"] * scale > 0.01 * scale), "")
 
 
 def _list_verdicts(project: Path, run: str) -> dict[str, tuple[str, str]]:
@@ -488,7 +499,11 @@ def _run(folder: Path, python: str, corpus: Path | None) -> int:
         _plant(project / "specs" / "regression_tests" / name)
     _gauntlet(project, "run", "--stages", "threshold", "--run-dir", "second")
     planted = _list_verdicts(project, "second")
-    missed = [name for name in passed if planted[name][0] == "passed"]
+    missed = []
+    for name in (name for name in passed if planted[name][0] == "passed"):
+        reason = _find_blindness(project / "specs" / "regression_tests" / name)
+        missed += [] if reason else [name]
+        sys.stdout.write(f"{name}: 1 % is not seen{f', as its tolerance says: {reason}' if reason else ''}\n")
     counts = Counter(verdicts.get(name, ("refused",))[0] for name in programs)
     sys.stdout.write(
         f"\n{len(programs)} programs: {', '.join(f'{count} {verdict}' for verdict, count in sorted(counts.items()))}\n"

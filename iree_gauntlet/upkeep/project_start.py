@@ -124,7 +124,10 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         sets = [data.inputs] if data_path else list(generate_input_sets(program.inputs, program.model))
         keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
         inputs = _choose_inputs(program, sets, sources if runs_here and not keeps_inputs else None)
-        files = _list_model_files(program, inputs.choices, data.outputs, _DATA_NOTE if data.inputs else _NOISE_NOTE)
+        # A program in MLIR that IREE compiles or runs in no way is what a reproducer may be about.
+        is_unchecked = not program.is_onnx and inputs.runs is False
+        description = _DATA_NOTE if data.inputs else _NOISE_NOTE
+        files = _list_model_files(program, inputs.choices, data.outputs, description, has_outputs=not is_unchecked)
         # The recording below writes into these, and may create a cache.
         for path in (folder, folder / "cache", *targets):
             if not path.exists():
@@ -135,7 +138,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         if not messages.is_quiet():
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
             sys.stdout.write(f"{_explain_inputs(program, inputs)}{workflow_note}\n")
-        if runs_here and not data.outputs:
+        if runs_here and not data.outputs and not is_unchecked:
             with contextlib.chdir(folder):
                 selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
                 code = record(RunRequest(selection=selection), request, inputs.result)
@@ -228,9 +231,9 @@ def _explain_inputs(program: Program, inputs: InputSet) -> str:
         for tensor in program.inputs
         if tensor.open_sizes
     }
-    if not inputs.choices:
+    if not inputs.choices and inputs.runs is not False:
         return ""
-    lines = ["inputs that were chosen:"]
+    lines = ["inputs that were chosen:" if inputs.choices else "there are no inputs"]
     for choice in inputs.choices:
         content = choice.values or choice.source.partition("?")[0] or "in a file of its own"
         sizes = f"open in the file: {open_sizes[choice.name]}" if choice.name in open_sizes else ""
@@ -238,7 +241,11 @@ def _explain_inputs(program: Program, inputs: InputSet) -> str:
     if inputs.rejections:
         lines.append("  others were tried, and did not do:")
         lines += [f"    {attempt}" for attempt in inputs.rejections[:_MAX_SHOWN_ATTEMPTS]]
-    if inputs.runs is False:
+    if inputs.runs is False and not program.is_onnx:
+        lines.append(
+            "  no reference runs it: it has no expected outputs, and a run checks only that it compiles and runs"
+        )
+    elif inputs.runs is False:
         lines.append("  on none of those that were tried does a reference run the model: choose others in the spec.")
     hint = "  Other sizes: `init … --shape NAME=SIZES --again`, or in both specs (onnx_import.shapes and inputs)."
     return "\n".join(("", *lines, *([hint] if open_sizes else ()), ""))
@@ -395,7 +402,12 @@ def _write_input(choice: InputChoice, folder: Path) -> str:
 
 
 def _list_model_files(
-    program: Program, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], description: str
+    program: Program,
+    choices: Sequence[InputChoice],
+    outputs: Sequence[NDArray[Any]],
+    description: str,
+    *,
+    has_outputs: bool,
 ) -> dict[Path, bytes | Path]:
     """List the files of a model by path: the program, its weights, its inputs, known outputs, spec and benchmark."""
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
@@ -413,6 +425,9 @@ def _list_model_files(
             entries.append(
                 {"source": f"{SPEC}/output_{index}.bin", "value": format_tensor_type(f"output_{index}", array)}
             )
+    if has_outputs and not entries:
+        # Missing outputs are an error until they are recorded.
+        entries = [{"source": f"{SPEC}/output_{index}.npy"} for index in range(len(program.outputs))]
     # The known outputs come from another tool, so they may differ.
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
@@ -423,11 +438,10 @@ def _list_model_files(
         "mlir": program.file_name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
         "inputs": [_describe_input(index, choice) for index, choice in enumerate(choices)],
-        # Missing outputs are an error until they are recorded.
-        "outputs": entries or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(len(program.outputs))],
+        "outputs": entries,
         "device": regression["device"],
         "compiler_flags": [*regression["compiler_flags"], *((KEEP_F64,) if program.has_f64 else ())],
-        **({"threshold_args": list(make_tolerance_flags(floats))} if entries else {}),
+        **({"threshold_args": list(make_tolerance_flags(floats))} if outputs else {}),
         **({} if program.is_onnx else {"run_function": program.function}),
     }
     benchmark_inputs = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
@@ -441,7 +455,7 @@ def _list_model_files(
             for index, choice in enumerate(choices)
             if choice.content is not None
         },
-        **{regressions / output["source"]: content for output, content in zip(entries, contents, strict=True)},
+        **{regressions / output["source"]: content for output, content in zip(entries, contents, strict=False)},
     }
 
 

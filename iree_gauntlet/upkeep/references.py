@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
 JAX_HINT = "pip install 'iree-gauntlet[jax]'"
 _TIMEOUT_SECONDS = 1800.0
+# A second opinion must be cheap.
+_SECOND_SECONDS = 120.0
 # The limit of each compile and run of IREE another way.
 _IREE_SECONDS = 600.0
 _PROBE_SECONDS = 60.0
@@ -315,7 +317,8 @@ class EngineReference:
         inputs = plan.inputs
         for engine in self.engines:
             try:
-                answer = self._run_engine(engine, inputs, plan)
+                seconds = _TIMEOUT_SECONDS if taken is None else _SECOND_SECONDS
+                answer = self._run_engine(engine, inputs, plan, seconds)
             except GauntletError as error:
                 reasons.append(error.message)
                 continue
@@ -327,19 +330,23 @@ class EngineReference:
             raise GauntletError(f"{name}: {'; '.join(reasons)}", INPUTS_HINT)
         return self._make_result(plan, taken, second, reasons)
 
-    def _run_engine(self, engine: Engine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan) -> EngineAnswer:
+    def _run_engine(
+        self, engine: Engine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan, seconds: float
+    ) -> EngineAnswer:
         dtypes = tuple(tensor.dtype for tensor in self.program.inputs)
         path, function = str(self.program.path.absolute()), self.program.function
         run = EngineRun(
             path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, engine.options, limit_memory()
         )
-        return self.workers.run_worker(engine.worker, engine.title, run, EngineAnswer, python=engine.python)
+        return self.workers.run_worker(
+            engine.worker, engine.title, run, EngineAnswer, python=engine.python, seconds=seconds
+        )
 
     def _run_exactly(self, plan: ReferencePlan, answer: EngineAnswer) -> Sequence[Array | None]:
         """Return the outputs in f64; None for each if no engine has them."""
         if self.exact_engine is not None and plan.tolerances is None:
             with contextlib.suppress(GauntletError):
-                exact = self._run_engine(self.exact_engine, (plan.inputs[answer.taken],), plan)
+                exact = self._run_engine(self.exact_engine, (plan.inputs[answer.taken],), plan, _SECOND_SECONDS)
                 return [output.read() for output in exact.outputs]
         return [None] * len(answer.outputs)
 

@@ -91,6 +91,20 @@ def test_operators_of_onnx_in_mlir_have_onnxs_references(tmp_path: Path) -> None
 
 
 @pytest.mark.iree
+def test_a_reproducer_that_does_not_compile_gets_a_spec_without_outputs(tmp_path: Path) -> None:
+    (tmp_path / "a.mlir").write_text(
+        "func.func @f(%a: tensor<2xf32>) -> tensor<2xf32> {\n"
+        "  %0 = stablehlo.custom_call @foo(%a) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "  return %0 : tensor<2xf32>\n}\n"
+    )
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.mlir")
+    assert done.code == 0, done.text
+    assert "vmvx: iree-compile ended with exit code 1: failed to legalize operation 'stablehlo.custom_call'" in done.out
+    assert "a run checks only that it compiles and runs" in done.out
+    assert read_json(tmp_path / "p" / "specs" / "regression_tests" / "a" / "model_cpu.json")["outputs"] == []
+
+
+@pytest.mark.iree
 @pytest.mark.parametrize(
     ("program", "words", "message"),
     [
