@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.upkeep.programs import Program, ProgramInput, ProgramOutput
+    from iree_gauntlet.upkeep.programs import ProgramInput, ProgramOutput, UserProgram
 
     Array = NDArray[Any]
     Sizes = tuple[int, ...]
@@ -433,7 +433,7 @@ class InputData:
     notes: tuple[str, ...]
 
 
-def read_data(path: Path, program: Program) -> InputData:
+def read_data(path: Path, program: UserProgram) -> InputData:
     """Read the inputs of a program, by name or as `input_0`, …, and its expected outputs if there are any.
 
     The path is a folder of tensor files, a folder of sets `test_data_set_0`, … (of which the first is read), or an

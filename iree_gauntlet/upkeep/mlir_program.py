@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import list_first
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.upkeep.programs import Program, ProgramOutput, make_input, make_model_name, require_known_inputs
-from iree_gauntlet.upkeep.references import limit_memory
+from iree_gauntlet.upkeep.programs import ProgramOutput, UserProgram, make_input, make_model_name, require_known_inputs
+from iree_gauntlet.upkeep.references import get_memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ _VERSION = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\0")
 
 
 @dataclass(frozen=True, slots=True)
-class _Value(Recorded):
+class _MlirValue(Recorded):
     """An input or output of a function; `read_mlir.py` describes it."""
 
     name: str
@@ -39,10 +39,10 @@ class _Value(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class _Function(Recorded):
+class _MlirFunction(Recorded):
     name: str
-    inputs: tuple[_Value, ...]
-    outputs: tuple[_Value, ...]
+    inputs: tuple[_MlirValue, ...]
+    outputs: tuple[_MlirValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Interface(Recorded):
     """The answer of `read_mlir`."""
 
     dialects: tuple[str, ...]
-    functions: tuple[_Function, ...]
+    functions: tuple[_MlirFunction, ...]
     has_f64: bool
     longest_sum: int
     state: tuple[str, ...]
@@ -73,7 +73,7 @@ def read_mlir(
     name: str = "",
     function: str = "",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Program:
+) -> UserProgram:
     """Read the interface of a program in MLIR, by IREE's parser in another process.
 
     Args:
@@ -89,7 +89,7 @@ def read_mlir(
             are no tensors of numbers.
         GauntletError: the parser crashed, or ran too long.
     """
-    plan = _ReaderPlan(str(path.absolute()), str(workers.folder), limit_memory())
+    plan = _ReaderPlan(str(path.absolute()), str(workers.folder), get_memory_limit())
     text = f"--program {path}: IREE's parser does not take it as MLIR"
     try:
         interface = workers.run_worker("read_mlir", text, plan, _Interface, python=python, seconds=_READER_SECONDS)
@@ -111,7 +111,7 @@ def read_mlir(
     restored = interface.onnx.get(chosen.name)
     if interface.onnx_problem:
         notes.append(f"its operators of ONNX cannot be put together to an ONNX file: {interface.onnx_problem}")
-    return Program(
+    return UserProgram(
         path,
         path.name if path.suffix in _SUFFIXES else f"{path.name}.mlir",
         make_model_name(name or path.stem),
@@ -127,7 +127,7 @@ def read_mlir(
     )
 
 
-def _choose_function(path: Path, functions: tuple[_Function, ...], name: str) -> _Function:
+def _choose_function(path: Path, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
     names = [item.name for item in functions]
     if not functions:
         message = f"--program {path}: it has no public function with a body"
@@ -140,7 +140,9 @@ def _choose_function(path: Path, functions: tuple[_Function, ...], name: str) ->
     return functions[names.index(name)] if name else functions[0]
 
 
-def _read_input(path: Path, function: _Function, value: _Value, given_shape: tuple[int, ...] | None) -> ProgramInput:
+def _read_input(
+    path: Path, function: _MlirFunction, value: _MlirValue, given_shape: tuple[int, ...] | None
+) -> ProgramInput:
     if not value.element_type:
         message = f"--program {path}: input {value.name} of @{function.name} is {value.type}"
         raise UsageError(message, "Only tensors of numbers have inputs in a spec: `tensor<4xf32>`, `tensor<f32>`.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.upkeep.programs import Program, ProgramOutput, make_input, make_model_name, require_known_inputs
+from iree_gauntlet.upkeep.programs import ProgramOutput, UserProgram, make_input, make_model_name, require_known_inputs
 from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
@@ -36,7 +36,7 @@ _SUFFIX = ".onnx"
 _HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` reports details."
 
 
-def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
+def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None) -> UserProgram:
     """Read an ONNX file for its spec, without its weights.
 
     Raises:
@@ -62,7 +62,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     overrides, get_name = shapes or {}, onnx.TensorProto.DataType.Name
     inputs = tuple(_read_input(path, value, get_name, overrides.get(value.name)) for value in list_inputs(graph))
     require_known_inputs(path, overrides, (item.name for item in inputs))
-    return Program(
+    return UserProgram(
         path,
         path.name if path.suffix.lower() == _SUFFIX else f"{path.name}{_SUFFIX}",
         make_model_name(name or path.stem),

@@ -15,12 +15,12 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.upkeep.mlir_program import read_mlir
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.programs import JaxSource
-from iree_gauntlet.upkeep.references import JAX_HINT, limit_memory
+from iree_gauntlet.upkeep.references import JAX_HINT, get_memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iree_gauntlet.upkeep.programs import Program
+    from iree_gauntlet.upkeep.programs import UserProgram
     from iree_gauntlet.upkeep.references import ReferenceSources
 
 
@@ -48,7 +48,7 @@ class ProgramKind:
 
     title: str
     matches: Callable[[bytes, Path], bool]
-    read: Callable[[Path, _Request, ReferenceSources], Program] | None = None
+    read: Callable[[Path, _Request, ReferenceSources], UserProgram] | None = None
     hint: str = _TAKEN
 
 
@@ -60,7 +60,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExportPlan(Recorded):
+class _JaxExportPlan(Recorded):
     model: str
     function: str
     folder: str
@@ -68,7 +68,7 @@ class _ExportPlan(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class _Export(Recorded):
+class _JaxExport(Recorded):
     """The answer of `run_jax` about an export."""
 
     artifact: str
@@ -77,7 +77,7 @@ class _Export(Recorded):
     kept: tuple[int, ...]
 
 
-def _read_onnx(path: Path, request: _Request, _: ReferenceSources) -> Program:
+def _read_onnx(path: Path, request: _Request, _: ReferenceSources) -> UserProgram:
     program = read_onnx(path, request.name, request.shapes)
     if request.function not in ("", program.function):
         message = f"--function {request.function}: the function of {path.name} is {program.function}"
@@ -85,7 +85,7 @@ def _read_onnx(path: Path, request: _Request, _: ReferenceSources) -> Program:
     return program
 
 
-def _read_mlir(path: Path, request: _Request, sources: ReferenceSources) -> Program:
+def _read_mlir(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
     if path.suffix == _PYTHON_SUFFIX:
         raise UsageError(f"--program {path} is a Python file", f"Name a function in it, of JAX: {path}:FUNCTION.")
     python = sources.toolchain.compiler.python
@@ -94,11 +94,11 @@ def _read_mlir(path: Path, request: _Request, sources: ReferenceSources) -> Prog
     return read_mlir(path, sources.workers, python, name=request.name, function=request.function, shapes=request.shapes)
 
 
-def _read_jax(path: Path, request: _Request, sources: ReferenceSources) -> Program:
+def _read_jax(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
     return _export_jax(path, "", sources, request)
 
 
-def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _Request) -> Program:
+def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _Request) -> UserProgram:
     """Read a program of JAX, which is exported as StableHLO first, in a Python that has jax.
 
     Raises:
@@ -108,9 +108,9 @@ def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _
     python = sources.jax_python
     if not python:
         raise UsageError(f"{title} is of JAX, and jax is not installed", f"{JAX_HINT}, or give --reference-python.")
-    plan = _ExportPlan(str(path.absolute()), function, str(sources.workers.folder), limit_memory())
+    plan = _JaxExportPlan(str(path.absolute()), function, str(sources.workers.folder), get_memory_limit())
     try:
-        answer = sources.workers.run_worker("run_jax", title, plan, _Export, python=python, seconds=_EXPORT_SECONDS)
+        answer = sources.workers.run_worker("run_jax", title, plan, _JaxExport, python=python, seconds=_EXPORT_SECONDS)
     except GauntletError as error:
         raise UsageError(error.message, "docs/start/own-model.md describes what is taken of JAX.") from error
     name = request.name or function or path.stem
@@ -198,7 +198,7 @@ _KINDS = (
 
 def read_program(
     path: Path, sources: ReferenceSources, *, name: str, function: str, shapes: Mapping[str, tuple[int, ...]]
-) -> Program:
+) -> UserProgram:
     """Read a program of any kind.
 
     Raises:

@@ -78,7 +78,7 @@ class JaxSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class UserProgram:
     """A program.
 
     Attributes:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iree_gauntlet.upkeep.input_choices import InputChoice
-    from iree_gauntlet.upkeep.programs import Program
+    from iree_gauntlet.upkeep.programs import UserProgram
     from iree_gauntlet.upkeep.references import ModelOutput, ReferenceResult, ReferenceSources
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
@@ -224,7 +224,7 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
     return _explain_workflow(folder) if folder / _WORKFLOW in written_paths else ""
 
 
-def _explain_inputs(program: Program, inputs: InputSet) -> str:
+def _explain_inputs(program: UserProgram, inputs: InputSet) -> str:
     """Format the inputs of a program, and the reasons."""
     open_sizes = {
         tensor.name: ", ".join(name.lstrip("?") for name in tensor.open_sizes.values())
@@ -301,7 +301,7 @@ class InputSet:
 
 
 def _choose_inputs(
-    program: Program, sets: Sequence[tuple[InputChoice, ...]], sources: ReferenceSources | None
+    program: UserProgram, sets: Sequence[tuple[InputChoice, ...]], sources: ReferenceSources | None
 ) -> InputSet:
     """Choose the first inputs that a reference can run; if none works, or there is no reference, the likeliest."""
     if sources is None:
@@ -339,7 +339,7 @@ def _choose_inputs(
     return InputSet(sets[0], tuple(dict.fromkeys((*notes, *rejections))), runs=False)
 
 
-def _plan(program: Program, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
+def _plan(program: UserProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
     """Make a reference's plan: to run a program on the first suitable one of several sets of inputs."""
     folder.mkdir()
     inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
@@ -347,7 +347,7 @@ def _plan(program: Program, sets: Sequence[Sequence[InputChoice]], folder: Path,
 
 
 def _check_outputs(
-    program: Program, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], sources: ReferenceSources
+    program: UserProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], sources: ReferenceSources
 ) -> list[str]:
     """Compare the user's outputs with a reference's; return a line for each that differs."""
     plan = _plan(program, [choices], sources.workers.folder / "given", last=True)
@@ -402,7 +402,7 @@ def _write_input(choice: InputChoice, folder: Path) -> str:
 
 
 def _list_model_files(
-    program: Program,
+    program: UserProgram,
     choices: Sequence[InputChoice],
     outputs: Sequence[NDArray[Any]],
     description: str,

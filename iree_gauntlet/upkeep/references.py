@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.upkeep.programs import Program
+    from iree_gauntlet.upkeep.programs import UserProgram
 
     Array = NDArray[Any]
 
@@ -216,7 +216,7 @@ class ReferenceWorkers:
         )
 
 
-def limit_memory() -> int:
+def get_memory_limit() -> int:
     """Return the number of bytes that a worker may use."""
     return int(psutil.virtual_memory().total * _MEMORY_SHARE)
 
@@ -263,7 +263,7 @@ class EngineRun(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ReferenceEngine:
     """A program that computes a program in MLIR.
 
     Attributes:
@@ -305,14 +305,14 @@ class EngineReference:
     """
 
     workers: ReferenceWorkers
-    program: Program
-    engines: tuple[Engine, ...]
-    exact_engine: Engine | None = None
+    program: UserProgram
+    engines: tuple[ReferenceEngine, ...]
+    exact_engine: ReferenceEngine | None = None
 
     def run(self, name: str, plan: ReferencePlan) -> ReferenceResult:
         """Run the program; raise a GauntletError with the reasons of all engines if none runs it."""
-        taken: tuple[Engine, EngineAnswer] | None = None
-        second: tuple[Engine, EngineAnswer] | None = None
+        taken: tuple[ReferenceEngine, EngineAnswer] | None = None
+        second: tuple[ReferenceEngine, EngineAnswer] | None = None
         reasons = []
         inputs = plan.inputs
         for engine in self.engines:
@@ -331,12 +331,12 @@ class EngineReference:
         return self._make_result(plan, taken, second, reasons)
 
     def _run_engine(
-        self, engine: Engine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan, seconds: float
+        self, engine: ReferenceEngine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan, seconds: float
     ) -> EngineAnswer:
         dtypes = tuple(tensor.dtype for tensor in self.program.inputs)
         path, function = str(self.program.path.absolute()), self.program.function
         run = EngineRun(
-            path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, engine.options, limit_memory()
+            path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, engine.options, get_memory_limit()
         )
         return self.workers.run_worker(
             engine.worker, engine.title, run, EngineAnswer, python=engine.python, seconds=seconds
@@ -353,8 +353,8 @@ class EngineReference:
     def _make_result(
         self,
         plan: ReferencePlan,
-        taken: tuple[Engine, EngineAnswer],
-        second: tuple[Engine, EngineAnswer] | None,
+        taken: tuple[ReferenceEngine, EngineAnswer],
+        second: tuple[ReferenceEngine, EngineAnswer] | None,
         reasons: Sequence[str],
     ) -> ReferenceResult:
         engine, answer = taken
@@ -465,33 +465,34 @@ class ReferenceRow:
     """A kind of reference: the programs that it applies to, and how it is made; a text is the reason that it is not."""
 
     title: str
-    applies: Callable[[Program], bool]
-    make: Callable[[Program, ReferenceSources], _Reference | str]
+    applies: Callable[[UserProgram], bool]
+    make: Callable[[UserProgram, ReferenceSources], _Reference | str]
 
 
-def _make_onnx(program: Program, sources: ReferenceSources) -> _Reference | str:
+def _make_onnx(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     if not importlib.util.find_spec("onnxruntime"):
         return "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
     return OnnxReference(sources.workers, program.restored or program.path, bool(program.restored))
 
 
-def _make_jax(program: Program, sources: ReferenceSources) -> _Reference | str:
+def _make_jax(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     source = program.source
-    assert source is not None
+    if source is None:
+        return "it is not of JAX"
     options = {"source": str(source.path.absolute()), "function": source.function, "kept": source.kept}
-    jax = Engine("jax", "JAX", "run_jax", source.python, options)
-    interpreter = Engine("interpreter", "StableHLO's interpreter", "run_stablehlo", source.python)
+    jax = ReferenceEngine("jax", "JAX", "run_jax", source.python, options)
+    interpreter = ReferenceEngine("interpreter", "StableHLO's interpreter", "run_stablehlo", source.python)
     exact = replace(jax, name="jax-f64") if source.function else None
     return EngineReference(sources.workers, program, (jax, interpreter), exact)
 
 
-def _make_stablehlo(program: Program, sources: ReferenceSources) -> _Reference | str:
+def _make_stablehlo(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     python = sources.jax_python
     if not python:
         return f"jaxlib is not installed, which computes StableHLO: {JAX_HINT}, or give --reference-python"
     engines = (
-        Engine("xla", "XLA", "run_stablehlo", python),
-        Engine("interpreter", "StableHLO's interpreter", "run_stablehlo", python),
+        ReferenceEngine("xla", "XLA", "run_stablehlo", python),
+        ReferenceEngine("interpreter", "StableHLO's interpreter", "run_stablehlo", python),
     )
     return EngineReference(sources.workers, program, engines)
 
@@ -501,7 +502,7 @@ _BACKEND = "--iree-hal-local-target-device-backends="
 _GENERIC_CPU = (f"{_BACKEND}llvm-cpu", "--iree-llvmcpu-target-cpu=generic")
 
 
-def _make_iree(program: Program, sources: ReferenceSources) -> _Reference | str:
+def _make_iree(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     other = sources.other_toolchain
     # The tested way comes from the specs' flags: llvm-cpu for this CPU.
     ways: list[tuple[str, str, Toolchain, tuple[str, ...]]] = [
@@ -513,7 +514,7 @@ def _make_iree(program: Program, sources: ReferenceSources) -> _Reference | str:
         ways[0] = ("iree-other", "llvm-cpu", other, _GENERIC_CPU)
     outputs = [{"dtype": output.dtype} for output in program.outputs]
     engines = (
-        Engine(
+        ReferenceEngine(
             name,
             title,
             "run_iree",
@@ -537,7 +538,7 @@ KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 _STABLEHLO = frozenset(("stablehlo", "vhlo", "chlo"))
 
 
-def _is_stablehlo(program: Program) -> bool:
+def _is_stablehlo(program: UserProgram) -> bool:
     dialects = set(program.dialects)
     return bool(dialects & _STABLEHLO) and dialects <= _STABLEHLO | {"func", "shape", "tensor"}
 
@@ -553,7 +554,7 @@ _REFERENCES = (
 )
 
 
-def list_references(program: Program, sources: ReferenceSources) -> Iterator[_Reference | str]:
+def list_references(program: UserProgram, sources: ReferenceSources) -> Iterator[_Reference | str]:
     """Yield the references of a program, the strongest first; a text is the reason that one is not here."""
     for row in _REFERENCES:
         if row.applies(program):

@@ -66,7 +66,7 @@ pytestmark = pytest.mark.iree
         (["plan", "--format", "xml"], 2, "--format xml: unknown\n  Known: text, json."),
         (["report", "nope"], 2, "nope"),
         (["golden.record"], 2, "--model"),
-        (["golden.record", "--model", "toy"], 2, "onnx"),
+        (["golden.record", "--model", "toy"], 2, "its program is MLIR, and its expected outputs are given"),
         (["run", "--jobs", "-3"], 2, "--jobs"),
         (["--help", "foo"], 2, "No idea what 'foo' is"),
         (["run", "--jobs", "many"], 2, "--jobs many: many is not a number"),

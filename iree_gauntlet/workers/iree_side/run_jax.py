@@ -56,14 +56,14 @@ _NPY_KINDS = "fiub"
 
 
 @dataclass(frozen=True, slots=True)
-class _ExportPlan:
+class _ExportingPlan:
     model: str
     function: str
     folder: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class _UserFunction:
     """A function of a user's file, with its arguments as the file gives them."""
 
     call: Callable[..., Any]
@@ -83,7 +83,7 @@ def _describe(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
-def _load_function(path: Path, name: str) -> _Function:
+def _load_function(path: Path, name: str) -> _UserFunction:
     """Import a user's file, and find a function in it with its arguments; raise a PlanError if that fails."""
     sys.path.insert(0, str(path.parent))
     specification = importlib.util.spec_from_file_location(path.stem, path)
@@ -106,11 +106,11 @@ def _load_function(path: Path, name: str) -> _Function:
     if not isinstance(arguments, tuple | list):
         text = f"{path.name} needs {name}_arguments, a tuple of arrays or jax.ShapeDtypeStructs, to export {name}"
         raise PlanError(text)
-    return _Function(call, tuple(arguments))
+    return _UserFunction(call, tuple(arguments))
 
 
 def _export(document: dict[str, Any]) -> dict[str, Any]:
-    plan = read_plan(_ExportPlan, document)
+    plan = read_plan(_ExportingPlan, document)
     jax = _import_jax()
     # IREE's parser does not know the dialect of the new partitioner.
     jax.config.update("jax_use_shardy_partitioner", False)
@@ -165,10 +165,9 @@ def _run(document: dict[str, Any]) -> dict[str, Any]:
 
     def run(_: list[str], arrays: list[Array]) -> list[Array]:
         try:
-            if exported is not None:
-                return _call_export(jax, exported, arrays)
-            assert function is not None
-            return _call_function(jax, function, plan.options["kept"], arrays, is_wide=is_wide)
+            if function is not None:
+                return _call_function(jax, function, plan.options["kept"], arrays, is_wide=is_wide)
+            return _call_export(jax, exported, arrays)
         # The same holds as for the export.
         except Exception as error:
             raise InferenceFailedError(_describe(error)) from error
@@ -185,7 +184,7 @@ def _call_export(jax: Any, exported: Any, arrays: Sequence[Array]) -> list[Array
 
 
 def _call_function(
-    jax: Any, function: _Function, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool
+    jax: Any, function: _UserFunction, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool
 ) -> list[Array]:
     """Call a function; the arrays are its arguments of the given numbers, and the other ones are not used."""
     leaves, tree = jax.tree_util.tree_flatten(function.arguments)
