@@ -61,6 +61,7 @@ NOT_RUN = (
     ("docs/start/first-run.md", r"^gauntlet run", _NEEDS_MODELS),
     ("*", r"--program ", "names a model of the reader's"),
     ("docs/start/own-model.md", r"my-models && gauntlet run$", "names a model of the reader's"),
+    ("docs/how-to/programs.md", r"&& gauntlet run", "names a program of the reader's"),
     ("docs/start/*.md", r"gauntlet", ""),
     ("README.md", r"^\.venv/bin/gauntlet run", _NEEDS_MODELS),
     (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.references import ReferenceWorkers
 
 
-_READER_SECONDS = 120.0
+_READER_SECONDS = 60.0
 _MAX_NAMES = 12
 # Element types without a spec's input, or without values that a reference takes.
 _SUFFIXES = (".mlir", ".mlirbc")
