@@ -60,8 +60,9 @@ _PACKAGE_PURPOSES = (
     ("pooch", "fetching artifacts"),
     ("nox", "CI sessions; anything else works without it"),
     ("onnxruntime", "recording expected outputs, and suites of ONNX models"),
+    ("jaxlib", "expected outputs of StableHLO; --reference-python may name another Python that has it"),
 )
-_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime"})
+_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime", "jaxlib"})
 
 Status = Literal["ok", "warn", "missing", "broken", "info"]
 _CPU_SAMPLE_SECONDS = 0.2

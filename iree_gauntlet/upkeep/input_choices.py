@@ -18,7 +18,7 @@ import numpy as np
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, walk_nodes
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, find_dtype, pack_bytes, walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +66,9 @@ _MAX_LITERAL_VALUES = 64
 NPY_MAGIC = b"\x93NUMPY"
 # The bits per value of types that no source generates; their random values are made of random bits.
 _PACKED_BITS = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
+# The types whose values may be at edges, and the number of values from which on they are.
+_EDGE_TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64")
+_MIN_EDGE_VALUES = 4
 _SET_PREFIX = "test_data_set_"
 _DATA_HINT = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
 
@@ -517,6 +520,34 @@ def _check_output(folder: Path, output: ProgramOutput, array: Array) -> Array:
     if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):
         raise UsageError(message, f"The model gives {expected_type}.")
     return array
+
+
+def make_edge_choices(choices: Sequence[InputChoice]) -> tuple[InputChoice, ...]:
+    """Make inputs that touch edges, of the types and ranges of others: equal neighbours, the extremes, both zeros."""
+    return tuple(_touch_edges(choice) for choice in choices)
+
+
+def _touch_edges(choice: InputChoice) -> InputChoice:
+    *sizes, element = choice.type.split("x")
+    name = next((name for name in _EDGE_TYPES if ELEMENT_TYPES[name] == element), "")
+    if not name:
+        return choice
+    dtype = find_dtype(name)
+    if choice.values:
+        array = np.array(choice.values.split(), np.float64)
+    elif choice.content is not None:
+        is_npy = choice.content.startswith(NPY_MAGIC)
+        array = np.load(io.BytesIO(choice.content)) if is_npy else np.frombuffer(choice.content, dtype)
+    else:
+        array = parse_seeded(choice.source).generate().view(dtype)
+    if array.size < _MIN_EDGE_VALUES:
+        # A scalar, or the sizes that an operator needs.
+        return choice
+    low, high = array.min(), array.max()
+    zeros = [0.0, -0.0, 0.0] if low <= 0 <= high and choice.type.partition("x")[0] else []
+    pattern = np.array([high, high, low, *zeros, low, high]).astype(dtype)
+    edges = np.resize(pattern, [int(size) for size in sizes])
+    return InputChoice(choice.name, choice.type, content=make_file_content(edges), zero=choice.zero, reason="edges")
 
 
 def make_file_content(array: Array) -> bytes:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
@@ -33,7 +34,14 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import make_sources, record, reference_workers
-from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
+from iree_gauntlet.upkeep.input_choices import (
+    NPY_MAGIC,
+    InputData,
+    generate_input_sets,
+    make_edge_choices,
+    make_file_content,
+    read_data,
+)
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.programs import parse_shapes
 from iree_gauntlet.upkeep.recording import make_tolerance_flags
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
 REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # The name of a program's spec.
 SPEC = "model_cpu"
+_EDGES = "edges_cpu"
 _TEMPLATE = Path(__file__).with_name("new_project")
 # The template has other names for these files, because git would apply the real names to this repository.
 _DOTFILES = {"gitignore": ".gitignore"}
@@ -144,19 +153,56 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
                 code = record(RunRequest(selection=selection), request, inputs.result)
         if code is not ExitCode.OK:
             writing.undo()
+        elif request.edges:
+            _add_edges(program, inputs, sources, folder, request)
     if not messages.is_quiet():
-        recording = f"gauntlet golden.record --model {program.name}"
+        _say_how_to_go_on(program, folder, needs_outputs=not (runs_here or data.outputs), is_kept=code is ExitCode.OK)
+    return _set_goldens(folder, program.name) if request.goldens and code is ExitCode.OK else code
+
+
+def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool, is_kept: bool) -> None:
+    """Print the next commands; if nothing is kept, the ways to have expected outputs."""
+    recording = f"gauntlet golden.record --model {program.name}"
+    if is_kept:
         missing = "" if onnxruntime_version() or not program.is_onnx else " (pip install 'iree-gauntlet[record]')"
         tool = ", by onnxruntime" if program.is_onnx else ""
-        first_steps = [] if runs_here or data.outputs else [(recording, f"expected outputs{tool}{missing}")]
-        if code is ExitCode.OK:
-            _say_next_steps(folder, first_steps)
-        else:
-            sys.stdout.write(
-                "nothing is kept: there are no outputs to expect. Give sizes (--shape NAME=SIZES) or inputs (--data "
-                f"FOLDER),\nor change the specs that `init … --no-record` writes as they are, and then `{recording}`.\n"
-            )
-    return _set_goldens(folder, program.name) if request.goldens and code is ExitCode.OK else code
+        _say_next_steps(folder, [(recording, f"expected outputs{tool}{missing}")] if needs_outputs else [])
+    else:
+        sys.stdout.write(
+            "nothing is kept: there are no outputs to expect. Give sizes (--shape NAME=SIZES) or inputs (--data "
+            f"FOLDER),\nor change the specs that `init … --no-record` writes as they are, and then `{recording}`.\n"
+        )
+
+
+def _add_edges(
+    program: UserProgram, inputs: InputSet, sources: ReferenceSources, folder: Path, request: InitRequest
+) -> None:
+    """Add a second spec, whose inputs touch edges; if no reference runs the program on them, print why."""
+    choices = make_edge_choices(inputs.choices)
+    model = folder / REGRESSIONS / program.name
+    edges = _choose_inputs(program, [choices], sources if inputs.result else None)
+    if not edges.runs or edges.result is None:
+        reasons = "; ".join(edges.rejections) or "it follows from inputs that `init` has chosen"
+        sys.stdout.write(f"  note: there is no spec of edges: {reasons}\n")
+        return
+    spec = json.loads((model / f"{SPEC}.json").read_text(encoding="utf-8"))
+    spec |= {
+        "description": "Inputs touch edges: equal neighbours, the extremes, zeros.",
+        "inputs": [_describe_input(index, choice, _EDGES) for index, choice in enumerate(choices)],
+        "outputs": [{"source": f"{_EDGES}/output_{index}.npy"} for index in range(len(program.outputs))],
+    }
+    spec.pop("threshold_args", None)
+    (model / _EDGES).mkdir(exist_ok=True)
+    for index, choice in enumerate(choices):
+        if choice.content is not None:
+            write_atomic(model / _EDGES / f"input_{index}{choice.suffix}", choice.content)
+    write_atomic(model / f"{_EDGES}.json", _format_json(spec))
+    with contextlib.chdir(folder):
+        selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,), filename=(_EDGES,))
+        code = record(RunRequest(selection=selection), request, edges.result)
+    if code is not ExitCode.OK:
+        _remove(model / f"{_EDGES}.json")
+        _remove(model / _EDGES)
 
 
 def _set_goldens(folder: Path, model: str) -> ExitCode:
@@ -313,15 +359,15 @@ def _choose_inputs(
     fallback: InputSet | None = None
     # Why stronger references did not run it.
     notes: list[str] = []
-    for number, reference in enumerate(list_references(program, sources)):
+    for reference in list_references(program, sources):
         if isinstance(reference, str):
             notes.append(reference)
             continue
         # The first set mostly suffices, so it is tried alone.
-        for name, batch in (("first", sets[:1]), ("others", sets[1:])):
+        for batch in (sets[:1], sets[1:]):
             if not batch:
                 break
-            plan = _plan(program, batch, sources.workers.folder / f"{name}_{number}", last=batch[-1] is sets[-1])
+            plan = _plan(program, batch, sources.workers.folder, last=batch[-1] is sets[-1])
             try:
                 result = reference.run(program.file_name, plan)
             except GauntletError as error:
@@ -339,9 +385,9 @@ def _choose_inputs(
     return InputSet(sets[0], tuple(dict.fromkeys((*notes, *rejections))), runs=False)
 
 
-def _plan(program: UserProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
+def _plan(program: UserProgram, sets: Sequence[Sequence[InputChoice]], parent: Path, *, last: bool) -> ReferencePlan:
     """Make a reference's plan: to run a program on the first suitable one of several sets of inputs."""
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=parent))
     inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
     return ReferencePlan(str(program.path.absolute()), inputs, str(folder), str(folder), last=last)
 
@@ -350,7 +396,7 @@ def _check_outputs(
     program: UserProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], sources: ReferenceSources
 ) -> list[str]:
     """Compare the user's outputs with a reference's; return a line for each that differs."""
-    plan = _plan(program, [choices], sources.workers.folder / "given", last=True)
+    plan = _plan(program, [choices], sources.workers.folder, last=True)
     reference = next((item for item in list_references(program, sources) if not isinstance(item, str)), None)
     if reference is None:
         return []
@@ -459,13 +505,13 @@ def _list_model_files(
     }
 
 
-def _describe_input(index: int, choice: InputChoice) -> dict[str, str]:
+def _describe_input(index: int, choice: InputChoice, spec: str = SPEC) -> dict[str, str]:
     if choice.values:
         return {"value": choice.literal}
     if choice.content is None:
         return {"source": choice.source}
     type_field = {} if choice.suffix == ".npy" else {"value": choice.type}
-    return {"source": f"{SPEC}/input_{index}{choice.suffix}", **type_field}
+    return {"source": f"{spec}/input_{index}{choice.suffix}", **type_field}
 
 
 def _format_json(content: dict[str, Any]) -> bytes:

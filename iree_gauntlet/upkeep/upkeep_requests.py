@@ -129,6 +129,9 @@ class InitRequest(ReferenceRequest):
     data: str = option(
         "", "Folder with inputs, and expected outputs, of the program: ONNX's test_data_set_*, .npy or .npz files."
     )
+    edges: bool = option(
+        False, "Add a second spec, edges, whose inputs have equal, least and largest values, and zeros of both signs."
+    )
     no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
     goldens: bool = option(False, "Run the program's model, and write the figures of this run as its goldens.")
     again: bool = option(

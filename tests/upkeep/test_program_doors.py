@@ -75,7 +75,7 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
 def test_operators_of_onnx_in_mlir_have_onnxs_references(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "net.mlir").write_text(RELU)
-    done = gauntlet(tmp_path, "init", "p", "--program", "net.mlir")
+    done = gauntlet(tmp_path, "init", "p", "--program", "net.mlir", "--edges")
     assert done.code == 0, done.text
     assert "as onnxruntime " in done.out
     model = tmp_path / "p" / "specs" / "regression_tests" / "net"
@@ -83,8 +83,13 @@ def test_operators_of_onnx_in_mlir_have_onnxs_references(tmp_path: Path) -> None
     assert (provenance["made_by"], provenance["restored"]) == ("onnxruntime", "program.onnx")
     assert (model / "model_cpu" / "program.onnx").is_file()
     assert "agrees" not in read_json(model / "model_cpu.json")["description"]
+    # Of the inputs at edges, relu keeps the largest.
+    edges = np.load(model / "edges_cpu" / "input_0.npy").reshape(-1)
+    assert edges[0] == edges[1] == edges.max() > 0 == edges[3]
+    np.testing.assert_array_equal(np.load(model / "edges_cpu" / "output_0.npy").reshape(-1), edges.clip(0))
+    assert read_json(model / "edges_cpu.json")["threshold_args"]
     # Recorded again, without what `init` knew.
-    again = gauntlet(tmp_path / "p", "golden.record", "--model", "net")
+    again = gauntlet(tmp_path / "p", "golden.record", "--model", "net", "--filename", "model_cpu")
     assert again.code == 0, again.text
     provenance["tolerance"]["f32"]["reason"] = "as the spec says"
     assert read_json(model / "model_cpu" / "provenance.json") == provenance
