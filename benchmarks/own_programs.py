@@ -414,8 +414,9 @@ def _plant(model: Path) -> None:
         wrong = array.copy()
         index = np.unravel_index(np.abs(np.nan_to_num(array.astype(np.float64))).argmax(), array.shape)
         is_float = array.dtype.name in _SHARES
-        # In double precision, since 1.01 itself is rounded to bf16.
-        wrong[index] = float(wrong[index]) * _PLANTED if is_float else wrong[index] ^ True
+        # In double precision, since 1.01 itself is rounded to bf16; a value of bf16 is rounded up to at least 1 %.
+        factor = _PLANTED * (1 + 2**-8 if array.dtype.name == "bfloat16" else 1)
+        wrong[index] = float(wrong[index]) * factor if is_float else wrong[index] ^ True
         path = folder / entry["source"]
         if path.suffix == ".npy":
             np.save(path, wrong)

@@ -73,6 +73,7 @@ def read_mlir(
     name: str = "",
     function: str = "",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    title: str = "",
 ) -> UserProgram:
     """Read the interface of a program in MLIR, by IREE's parser in another process.
 
@@ -83,26 +84,28 @@ def read_mlir(
         name: the name of the model; by default that of the file.
         function: the function; needed if several are public.
         shapes: sizes by the names of inputs.
+        title: the program in messages; by default its file.
 
     Raises:
         UsageError: the parser refuses the file, it has no such function, or the function has inputs or outputs that
             are no tensors of numbers.
         GauntletError: the parser crashed, or ran too long.
     """
+    title = title or f"--program {path}"
     plan = _ReaderPlan(str(path.absolute()), str(workers.folder), get_memory_limit())
-    text = f"--program {path}: IREE's parser does not take it as MLIR"
+    text = f"{title}: IREE's parser does not take it as MLIR"
     try:
         interface = workers.run_worker("read_mlir", text, plan, _Interface, python=python, seconds=_READER_SECONDS)
     except GauntletError as error:
         raise UsageError(error.message, _explain_refusal(path)) from error
-    chosen = _choose_function(path, interface.functions, function)
+    chosen = _choose_function(title, interface.functions, function)
     overrides = shapes or {}
-    inputs = tuple(_read_input(path, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
+    inputs = tuple(_read_input(title, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
     require_known_inputs(path, overrides, (item.name for item in inputs))
     if not chosen.outputs:
-        raise UsageError(f"--program {path}: @{chosen.name} returns nothing: there is nothing to check", "")
+        raise UsageError(f"{title}: @{chosen.name} returns nothing: there is nothing to check", "")
     if strange := next((value for value in chosen.outputs if not value.dtype), None):
-        message = f"--program {path}: @{chosen.name} returns {strange.type}: only tensors of numbers can be compared"
+        message = f"{title}: @{chosen.name} returns {strange.type}: only tensors of numbers can be compared"
         raise UsageError(message, "Return tensors: `tensor<4xf32>`.")
     notes = []
     if interface.state:
@@ -127,24 +130,26 @@ def read_mlir(
     )
 
 
-def _choose_function(path: Path, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
+def _choose_function(title: str, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
     names = [item.name for item in functions]
     if not functions:
-        message = f"--program {path}: it has no public function with a body"
+        message = f"{title}: it has no public function with a body"
         raise UsageError(message, "A private function cannot be called: remove `private` from the one to check.")
     if name and name not in names:
-        raise UsageError(f"--function {name}: {path.name} has no such function", f"Its functions: {', '.join(names)}.")
+        raise UsageError(
+            f"{title}: --function {name}: there is no such function", f"Its functions: {', '.join(names)}."
+        )
     if not name and len(functions) > 1:
-        message = f"--program {path}: {len(functions)} functions are public: {list_first(names, _MAX_NAMES)}"
+        message = f"{title}: {len(functions)} functions are public: {list_first(names, _MAX_NAMES)}"
         raise UsageError(message, f"Choose one: --function {names[0]}.")
     return functions[names.index(name)] if name else functions[0]
 
 
 def _read_input(
-    path: Path, function: _MlirFunction, value: _MlirValue, given_shape: tuple[int, ...] | None
+    title: str, function: _MlirFunction, value: _MlirValue, given_shape: tuple[int, ...] | None
 ) -> ProgramInput:
     if not value.element_type:
-        message = f"--program {path}: input {value.name} of @{function.name} is {value.type}"
+        message = f"{title}: input {value.name} of @{function.name} is {value.type}"
         raise UsageError(message, "Only tensors of numbers have inputs in a spec: `tensor<4xf32>`, `tensor<f32>`.")
     sizes = [f"?{axis}" if size is None else size for axis, size in enumerate(value.shape)]
     return make_input(value.name, value.element_type, sizes, given_shape, value.dtype)

@@ -85,13 +85,14 @@ def _read_onnx(path: Path, request: _Request, _: ReferenceSources) -> UserProgra
     return program
 
 
-def _read_mlir(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
+def _read_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
     if path.suffix == _PYTHON_SUFFIX:
         raise UsageError(f"--program {path} is a Python file", f"Name a function in it, of JAX: {path}:FUNCTION.")
     python = sources.toolchain.compiler.python
     if not python:
         raise UsageError(f"--program {path}: this IREE has no Python bindings, which read MLIR", "Use a wheel of IREE.")
-    return read_mlir(path, sources.workers, python, name=request.name, function=request.function, shapes=request.shapes)
+    names = {"name": request.name, "function": request.function, "title": title}
+    return read_mlir(path, sources.workers, python, shapes=request.shapes, **names)
 
 
 def _read_jax(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
@@ -114,7 +115,7 @@ def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _
     except GauntletError as error:
         raise UsageError(error.message, "docs/start/own-model.md describes what is taken of JAX.") from error
     name = request.name or function or path.stem
-    program = _read_mlir(Path(answer.artifact), replace(request, name=name), sources)
+    program = _read_mlir(Path(answer.artifact), replace(request, name=name), sources, title)
     dropped = answer.arguments - len(answer.kept)
     note = f"the program does not use {pluralize(dropped, 'argument')}: the model has no input for it"
     return replace(

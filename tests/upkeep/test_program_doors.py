@@ -119,7 +119,7 @@ def test_a_reproducer_that_does_not_compile_gets_a_spec_without_outputs(tmp_path
             "input arg1 of @add is !st",
         ),
         (ADD + ADD.replace("@add", "@other"), (), "2 functions are public: add, other"),
-        (ADD, ("--function", "sub"), "--function sub: a.mlir has no such function"),
+        (ADD, ("--function", "sub"), "--program a.mlir: --function sub: there is no such function"),
         (ADD, ("--shape", "arg0=3x5"), "--shape arg0=3x5: the file has ?x4"),
         (ADD, ("--shape", "z=3x5"), "--shape z=…: a.mlir has no such input"),
         ("func.func @f() { return }", (), "@f returns nothing: there is nothing to check"),
