@@ -30,7 +30,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.mlir_program import read_mlir
-from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, list_references
+from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, is_weak, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.engine.judging import GoldenProvenance
     from iree_gauntlet.upkeep.references import ModelInput, ModelOutput, ReferenceSources, ReferenceWorkers
 
 
@@ -143,7 +144,8 @@ def record_outputs(
     """
     folder = find_output_folder(case, spec)
     plan = _plan(case, store, sources.workers.folder)
-    result = known_result or _run_reference(case, f"{spec.name}: nothing was recorded", plan, sources)
+    failure_text = f"{spec.name}: nothing was recorded"
+    result = known_result or _run_reference(case, failure_text, plan, sources, read_provenance(folder))
     _require_worth(spec.name, result, plan.tolerances)
     outputs = tuple(_make_output(spec, folder, index, result, plan) for index in range(len(result.outputs)))
     provenance = _describe_provenance(case, store, plan, result, folder, outputs)
@@ -164,11 +166,13 @@ def record_outputs(
     return Recording(outputs, str(result.reference), tolerance, tuple(_list_notes(result, outputs, limits)))
 
 
-def _run_reference(case: Case, failure_text: str, plan: ReferencePlan, sources: ReferenceSources) -> ReferenceResult:
+def _run_reference(
+    case: Case, failure_text: str, plan: ReferencePlan, sources: ReferenceSources, previous: GoldenProvenance | None
+) -> ReferenceResult:
     """Run the strongest reference that a case's program has here.
 
     Raises:
-        UsageError: the program cannot be read.
+        UsageError: the program cannot be read, or the previous outputs are of a reference, and only IREE is left.
         GauntletError: no reference can run it.
     """
     module = case.modules[-1]
@@ -181,6 +185,9 @@ def _run_reference(case: Case, failure_text: str, plan: ReferencePlan, sources: 
     sources = replace(sources, flags=tuple(flag for flag in module.flags if flag.startswith(_INPUT_FLAGS)))
     reasons: list[str] = []
     for reference in list_references(program, sources):
+        if previous is not None and previous.made_by and not previous.agrees_with and is_weak(reference):
+            message = f"{failure_text}: its outputs are those of {previous.made_by}, and here is only IREE itself"
+            raise UsageError(f"{message}: {'; '.join(reasons)}", f"Remove {PROVENANCE_FILE} to have weaker outputs.")
         try:
             if not isinstance(reference, str):
                 result = reference.run(failure_text, plan)

@@ -554,6 +554,11 @@ _REFERENCES = (
 )
 
 
+def is_weak(reference: _Reference | str) -> bool:
+    """Return whether a reference is IREE itself."""
+    return isinstance(reference, EngineReference) and reference.engines[0].weak
+
+
 def list_references(program: UserProgram, sources: ReferenceSources) -> Iterator[_Reference | str]:
     """Yield the references of a program, the strongest first; a text is the reason that one is not here."""
     for row in _REFERENCES:

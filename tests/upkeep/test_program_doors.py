@@ -63,6 +63,13 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     assert "judged: numbers 1 (1 only with IREE itself)" in ran.out
     assert f'name="threshold.agrees_with" value="{agreement}"' in (project / "run" / "junit.xml").read_text()
     assert read_json(project / "run" / "summary.json")["chains"][0]["agrees_with"] == agreement
+    # Outputs of a reference are not replaced by weaker ones.
+    recorded = model / "model_cpu" / "provenance.json"
+    recorded.write_text(json.dumps({**provenance, "made_by": "xla", "agrees_with": ""}), encoding="utf-8")
+    weaker = gauntlet(project, "golden.record", "--model", "a")
+    assert weaker.code == 2, weaker.text
+    assert "its outputs are those of xla, and here is only IREE itself" in weaker.err
+    recorded.write_text(json.dumps(provenance), encoding="utf-8")
     # A mistake of one per cent is seen, and may be of either.
     output = model / "model_cpu" / "output_0.npy"
     np.save(output, np.load(output) * np.float32(1.01))
