@@ -195,10 +195,11 @@ def test_jax_computes_what_is_expected_of_its_programs(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     export = pytest.importorskip("jax.export")
     (tmp_path / "net.py").write_text(
-        "import jax, jax.numpy as jnp\n"
+        "import jax, jax.export, jax.numpy as jnp\n"
+        "(n,) = jax.export.symbolic_shape('n')\n"
         "weight = jax.random.normal(jax.random.PRNGKey(0), (8, 4))\n"
         "def dense(x, unused): return jnp.tanh(x @ weight), jnp.argmax(x, -1)\n"
-        "dense_arguments = (jax.ShapeDtypeStruct((3, 8), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))\n"
+        "dense_arguments = (jax.ShapeDtypeStruct((n, 8), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))\n"
         "def given(x): return jnp.sort(x)\n"
         "given_arguments = (jnp.array([3.0, 1.0, 2.0]),)\n"
     )
