@@ -107,22 +107,22 @@ class Recording:
 
 def find_recording_obstacle(case: Case) -> str:
     """Return the reason that no reference can compute a case's outputs; empty if one can."""
-    if case.reference:
-        return "there is nothing to record: onnxruntime gives its expected outputs in every run"
-    if len(case.calls) > 1:
-        return "it makes several calls, and a reference makes one: write the outputs with the model's own framework"
     program = case.modules[-1].program
     is_onnx = program.onnx is not None
-    if any(archive.url or archive.generated for archive in case.parameters):
-        return f"its weights lie outside of the {'.onnx' if is_onnx else 'program'} file: no reference can load them"
-    if is_onnx:
-        return ""
-    if len(case.modules) > 1 or case.pipeline_modules:
-        return "it runs several modules, of which no reference can run one in MLIR"
     paths = [Path(path) for argument in case.expected_outputs if (path := get_url_path(argument.url))]
-    if any(path.is_file() and read_provenance(path.parent) is None for path in paths):
-        return "its program is MLIR, and its expected outputs are given: they were not recorded, and stay"
-    return ""
+    obstacle = ""
+    if case.reference:
+        obstacle = "there is nothing to record: onnxruntime gives its expected outputs in every run"
+    elif len(case.calls) > 1:
+        obstacle = "it makes several calls, and a reference makes one: write the outputs with the model's own framework"
+    elif any(archive.url or archive.generated for archive in case.parameters):
+        kind = ".onnx" if is_onnx else "program"
+        obstacle = f"its weights lie outside of the {kind} file: no reference can load them"
+    elif not is_onnx and (len(case.modules) > 1 or case.pipeline_modules):
+        obstacle = "it runs several modules, of which no reference can run one in MLIR"
+    elif not is_onnx and any(path.is_file() and read_provenance(path.parent) is None for path in paths):
+        obstacle = "its program is MLIR, and its expected outputs are given: they were not recorded, and stay"
+    return obstacle
 
 
 def record_outputs(
@@ -178,7 +178,9 @@ def _run_reference(
     module = case.modules[-1]
     if module.program.onnx is not None:
         return sources.workers.run_worker("run_onnx", failure_text, plan, ReferenceResult)
-    program = read_mlir(Path(plan.model), sources.workers, sources.toolchain.compiler.python, function=case.function)
+    program = read_mlir(
+        Path(plan.model), sources.workers, sources.toolchain.compiler.python, function=case.calls[0].function
+    )
     if len(plan.inputs[0]) != len(program.inputs):
         counts = f"the spec has {len(plan.inputs[0])}, and @{program.function} takes {len(program.inputs)}"
         raise UsageError(f"{failure_text}: inputs: {counts}", "Give an input for each argument, in order.")
