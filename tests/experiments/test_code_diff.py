@@ -133,6 +133,7 @@ def test_a_planted_spill_is_found_and_its_flag_named(project: Project) -> None:
     assert f"{_FUSE} alone makes" in done.out
 
 
+@pytest.mark.stress
 def test_an_initialiser_with_dispatches_is_found(tmp_path: Path) -> None:
     values = "0000803F" * 2048
     program = (

@@ -391,6 +391,7 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
     assert len(folders(project, "builds")) <= built + 2
 
 
+@pytest.mark.stress
 def test_commits_that_do_not_build_are_left_out(history: tuple[Project, IreeSource]) -> None:
     project, source = history
     a, h = source.commits["a"], source.commits["h"]

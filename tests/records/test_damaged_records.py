@@ -95,7 +95,7 @@ def _nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", _RECORDS)
 def test_a_damaged_record_is_a_report_or_a_message(kind: str, tmp_path: Path) -> None:
     # All places, with all junk, are for `nox -s stress`.
-    _damage_record(kind, tmp_path, 1, every=2)
+    _damage_record(kind, tmp_path, 1, every=3)
 
 
 @pytest.mark.stress

@@ -109,13 +109,18 @@ def test_cut_at_every_byte_reads_and_invents_nothing(tmp_path: Path) -> None:
         assert (record.end is not None) == (lines >= 6)
 
 
-def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.stress)])
+def test_resume_after_any_cut_starts_on_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
     # What is tested is what stands in the file: nothing need be brought to the disk a thousand times over.
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path = tmp_path / "journal.jsonl"
     write_run(path)
     whole = path.read_bytes()
-    for size in range(len(whole) + 1):
+    ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
+    # Each time, the cuts beside the ends of lines are among them.
+    for size in sorted({*range(0, len(whole) + 1, stride), *(end + step for end in ends for step in (-1, 0, 1))}):
         path.write_bytes(whole[:size])
         before = read_journal(path)
         with Journal(path, clock) as journal:
