@@ -420,13 +420,16 @@ class RunSetup:
         Raises:
             UsageError: the IREE does not support a flag of a variant.
         """
-        return self.for_side(side).open_workbench(Progress())
+        return self.for_side(side).open_workbench(Progress(), is_side=True)
 
-    def open_workbench(self, progress: Progress) -> Workbench:
-        """Open this run's workbench; a run that only fetches needs no IREE; errors as in `open_workbench_for`."""
+    def open_workbench(self, progress: Progress, *, is_side: bool = False) -> Workbench:
+        """Open this run's workbench; errors as in `open_workbench_for`.
+
+        A run that only fetches needs no IREE, unless it is one side of several.
+        """
         importer = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
         request = self.request
-        need_iree = not self.stages or any(not stage.row.fetches for stage in self.stages)
+        need_iree = is_side or not self.stages or any(not stage.row.fetches for stage in self.stages)
         workbench = open_workbench(
             request.toolchain, progress, request.network, need_toolchain=need_iree, importer=importer
         )

@@ -257,6 +257,13 @@ def test_wrong_input(project: Project, words: list[str], code: int, says: str) -
     assert done.err.count("error: ") == 1, done.err
 
 
+def test_one_that_only_fetches_needs_its_irees_too(project: Project) -> None:
+    done = project.gauntlet("matrix", "--iree", "installed", "--iree", "build:nowhere", "--stages", "fetch")
+    assert done.code == 3, done.text
+    assert "error: build:nowhere: " in done.err
+    assert "1 of 2 IREEs as expected" in done.out
+
+
 def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
     assert project.gauntlet("matrix", *BOTH, "--model", "toy", "--stages", "compile").code == 0
     for words in (["--model", "abs"], ["--iree", "installed"], ["--stages", "threshold"], ["--iree-runtime", "path"]):
