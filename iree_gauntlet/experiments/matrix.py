@@ -255,8 +255,8 @@ def resume_irees(
 
 
 def _combine(irees: Sequence[str], variants: Sequence[str]) -> Sequence[str]:
-    """Return each IREE with the flags of the specs, then with each variant alone."""
-    if not variants:
+    """Return each IREE with the flags of the specs, then with each variant alone; IREEs with variants stay as given."""
+    if not variants or any(split_side(iree)[1] for iree in irees):
         return irees
     names = [text.partition("=")[0] for text in variants]
     if twice := next((name for name in names if names.count(name) > 1), ""):

@@ -117,7 +117,9 @@ class _Qualification:
     def run_parts(self) -> None:
         """Run all parts; those that are finished are kept."""
         sides, budget = self.options.sides, self.options.budget
-        self._run_part(EXACT, lambda request: matrix(sides, replace(request, stages=_EXACT_STAGES), self._brief))
+        # The other parts take variants as a run does: a matrix would have each IREE without them too.
+        varied = [self._vary(side) for side in sides]
+        self._run_part(EXACT, lambda request: matrix(varied, replace(request, stages=_EXACT_STAGES), self._brief))
         outcome = read_qualify_outcome(self.folder)
         if outcome.matrix is None or any(iree.problem for iree in outcome.matrix.irees):
             # The other parts would fail for the same reason.
@@ -129,6 +131,10 @@ class _Qualification:
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
         self._bisect_losses()
         self._apply_marks()
+
+    def _vary(self, name: str) -> str:
+        """Return a side, or a model, with the names of the variants."""
+        return "+".join((name, *sorted(text.partition("=")[0] for text in self.request.selection.variant)))
 
     @property
     def _brief(self) -> Reporter:
@@ -182,12 +188,13 @@ class _Qualification:
         new = outcome.matrix.irees[-1].toolchain if outcome.matrix else ToolchainInfo()
         for loss in outcome.losses if marks else ():
             figure = METRICS.get(loss.metric)
-            title = f"{loss.chain} {figure.row.history.name}" if figure and figure.row.history else loss.chain
+            chain = self._vary(loss.chain)
+            title = f"{chain} {figure.row.history.name}" if figure and figure.row.history else chain
             bisection = outcome.bisections.get(loss.part)
             irees = {self.options.sides[1], new.compiler, new.compiler_release}
             irees |= {bisection.search.first_new} if bisection and bisection.search else set()
             for mark in marks:
-                if mark.iree in irees and (fnmatchcase(loss.chain, mark.series) or fnmatchcase(title, mark.series)):
+                if mark.iree in irees and (fnmatchcase(chain, mark.series) or fnmatchcase(title, mark.series)):
                     self.log.write("accepted", LossAcceptance(chain=loss.chain, kind=loss.kind, reason=mark.reason))
                     break
 

@@ -33,12 +33,13 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _RELEASE = re.compile(r"\d+\.\d+\.\d+\w*")
 
 
-def format_bisect_command(ends: Sequence[str], metric: str, chain: str) -> str:
+def format_bisect_command(ends: Sequence[str], metric: str, chain: str, variants: Sequence[str] = ()) -> str:
     """Return the command that finds the release of a change; empty unless the ends are two releases."""
     if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
         return ""
     good, bad = ends
     options = {"good": [good], "bad": [bad], "metric": [metric], **select_chain(chain)}
+    options["variant"] += variants
     return shlex.join(("gauntlet", "bisect", *format_options(options)))
 
 

@@ -69,6 +69,11 @@ class QualifyOpening(Opening):
     new: str
     allowed: float
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants of both sides, as `--variant` takes them."""
+        return tuple(self.options.get("variant", ()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult(Recorded):

@@ -127,7 +127,8 @@ def _describe_release(outcome: QualifyOutcome, loss: BumpFinding) -> str:
 
 def _format_command(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return the command that searches for the release of a loss; empty if there is none."""
-    return format_bisect_command((outcome.opening.old, outcome.opening.new), loss.metric, loss.chain)
+    opening = outcome.opening
+    return format_bisect_command((opening.old, opening.new), loss.metric, loss.chain, opening.variants)
 
 
 def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:

@@ -334,7 +334,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
     QualifyRequest,
     run_part(
         (
-            *(option for option in SELECTION if option.name != "variant"),
+            *SELECTION,
             *CACHE,
             *_list_running_options(
                 "jobs",

@@ -26,6 +26,7 @@ _FAULTS = """case "$*" in
 */wrong.cpu/*)
   for word; do shift; case $word in --input=*) word=--input=4xf32=9 ;; esac; set -- "$@" "$word"; done ;;
 esac"""
+_VARIANT_FLAG = "--iree-opt-level=O0"
 _LACKED_FLAG = "iree-llvmcpu-target-cpu"
 
 
@@ -67,6 +68,21 @@ def test_each_loss_is_named_with_its_cause_and_followed(project: Project) -> Non
     page = (_newest(project) / "qualify.md").read_text()
     assert 'case = "toy/wrong"\nstage = "threshold"\nkind = "wrong numbers"' in page
     assert "toy/wrong@cpu: wrong numbers from build:old to build:new" in page
+
+
+@pytest.mark.iree
+def test_both_sides_have_the_flags_of_a_variant(project: Project) -> None:
+    # Only with the variant's flag, the new compiler fails.
+    fault = f'case "$*" in *{_VARIANT_FLAG}*) echo "error: planted" >&2; exit 1 ;; esac'
+    old = write_build_tree(project.folder / "old")
+    new = write_build_tree(project.folder / "new", iree_compile=fault)
+    done = project.gauntlet("qualify", old, new, "--no-times", "--variant", f"O0={_VARIANT_FLAG}")
+    assert done.code == 1, done.text
+    document = _read(project)
+    (loss,) = document["losses"]
+    assert (loss["kind"], loss["chain"]) == ("newly failing", "toy/abs@cpu")
+    assert loss["since"] == "first bad: new; last good: old"
+    assert "build:new+O0 against build:old+O0" in done.out
 
 
 @pytest.mark.iree
