@@ -232,6 +232,8 @@ class FigureRow:
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
 # The margin of golden instruction counts, and of changes in reports.
 _WORK_MARGIN = Margin(0.001)
+# A matrix measures IREEs one after the other, so smaller differences of what is noisy mean little.
+UNCONFIRMED_MARGIN = Margin(0.25)
 # Errors of different schedules differ in their last digits: only those that are doubled or halved count.
 ERROR_MARGIN = Margin(1.0)
 # Smaller differences do not count for a call with unknown dispatches, and for the sum of a call's dispatches.
@@ -384,8 +386,7 @@ class Figure(StrEnum):
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
         column=Column("time", ColumnKind.NUMBER, "ms", drop_order=1),
         matrix=MatrixView("time_ms", "time ms", 0, format_milliseconds, "Run time", "ms", format_milliseconds),
-        # A matrix measures IREEs one after the other, so smaller differences mean little.
-        matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
+        matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, UNCONFIRMED_MARGIN),
         metric="time",
         change_title="time ms",
         # Smaller differences of two runs are noise.

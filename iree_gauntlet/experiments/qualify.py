@@ -175,7 +175,9 @@ class _Qualification:
         is_indexed = all(parse_choice(side).version for side in self.options.sides)
         among = self.options.among or (() if is_indexed else self.options.sides)
         end = time.monotonic() + 60 * self.options.budget
-        for loss in read_qualify_outcome(self.folder).losses:
+        outcome = read_qualify_outcome(self.folder)
+        # Compiles that took longer are losses only if they do so again.
+        for loss in (*outcome.losses, *outcome.undecided):
             if loss.metric and (loss.part in self.finished or time.monotonic() < end):
                 question = BisectRequest(good=good, bad=bad, metric=loss.metric, among=among)
                 perform = partial(self._bisect, question, loss)

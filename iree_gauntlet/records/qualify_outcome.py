@@ -6,33 +6,46 @@ The journal's steps are the parts: the folder of each has an experiment with a r
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.diagnostics import find_diagnostic
-from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import format_count_change, format_factor, join_lines, pluralize
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import UNCONFIRMED_MARGIN, Figure
+from iree_gauntlet.formatting import (
+    format_count,
+    format_count_change,
+    format_factor,
+    format_milliseconds,
+    join_lines,
+    pluralize,
+)
 from iree_gauntlet.journal_events import ExperimentKind, Opening
-from iree_gauntlet.journal_format import JOURNAL, JournalSchema
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema, read_journal
+from iree_gauntlet.measuring.code.code_changes import compare_code
+from iree_gauntlet.measuring.instructions.counters import read_counts
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
 from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.outcome import list_record_remarks
+from iree_gauntlet.results import SPILL_FIGURES
 from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from iree_gauntlet.journal_events import EndEvent
     from iree_gauntlet.records.bisect_outcome import BisectOutcome
-    from iree_gauntlet.records.chain_figures import MatrixCell
+    from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
     from iree_gauntlet.records.compat_outcome import CompatOutcome
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
     from iree_gauntlet.records.outcome import StepOutcome
+    from iree_gauntlet.results import DispatchCode
 
     # Each finding with its group: `loss`, `gain`, `change`, `unjudged`, or `undecided` if rounds could not decide.
     _Findings = Iterator[tuple[str, "BumpFinding"]]
@@ -50,6 +63,8 @@ _WRONG, _CRASHES, _FAILING, _PASSING = "wrong numbers", "crashes", "newly failin
 _KINDS = (_WRONG, _CRASHES, _FAILING, _PASSING, *_TIME_GROUPS)
 # Larger figures in these units are losses; other counts are only changes.
 _COSTS = ("bytes", "instructions", "spills")
+# The figures of dispatches' code that make up these figures of a module.
+_CODE_FIGURES = {Figure.SIZE: ("code_bytes",), Figure.CODE_SIZE: ("code_bytes",), Figure.SPILLS: SPILL_FIGURES}
 # These failures depend on what the spec expects of one IREE.
 _OWN_FAILURES = (FailureKind.MISSES_A_GOLDEN, FailureKind.TUNES_NOTHING)
 
@@ -137,7 +152,7 @@ class QualifyOutcome:
         accepted: what got worse and is accepted, with the reasons.
         gains: what got better.
         changes: differences that are neither.
-        undecided: models that are not judged by time, because the machine could not say.
+        undecided: models that are not judged by a time, because the machine could not say.
         unjudged: what could not be judged, with the reasons.
         bisections: the searches for the release of a loss, by part.
         end: None if it did not end.
@@ -220,7 +235,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
             # Such as a flag that the new IREE does not know: none of the models is compiled.
             findings.append(("loss", BumpFinding(_FAILING, "all models", new.problem)))
         elif old.outcome and new.outcome:
-            findings += _compare_cells(matrix, opening.allowed)
+            findings += _compare_cells(matrix, opening.allowed, folder / EXACT)
     if compat:
         findings += _list_incompatible(compat)
     if has(TIMES):
@@ -228,6 +243,8 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     unjudged += [
         f"{finding.chain}, {finding.kind}: {finding.text}" for group, finding in findings if group == "unjudged"
     ]
+    bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
+    findings = [_confirm(group, finding, bisections) for group, finding in findings]
     order = {kind: position for position, kind in enumerate(_KINDS)}
     findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
     marks = [event.content for event in record.events if isinstance(event.content, LossAcceptance)]
@@ -239,7 +256,6 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         tuple(finding for group, finding in findings if group == name)
         for name in ("loss", "accepted", "gain", "change", "undecided")
     )
-    bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
     return QualifyOutcome(
         name=opening.name or folder.name,
         opening=replace(opening, time=first_opening.time, command=first_opening.command),
@@ -263,7 +279,18 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     )
 
 
-def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
+def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOutcome]) -> tuple[str, BumpFinding]:
+    """Return a finding with its group: what has to be confirmed is a loss if its bisection found it again."""
+    if group != "undecided" or not finding.metric:
+        return group, finding
+    bisection = bisections.get(finding.part)
+    if bisection and bisection.search:
+        return "loss", finding
+    reason = f"measured again: {bisection.answer}" if bisection else "not measured again"
+    return group, replace(finding, text=f"{finding.text}; {reason}")
+
+
+def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:
     """Compare verdicts, flags and exact figures of each model."""
     old_run, new_run = ({chain.id: chain for chain in iree.outcome.cases} for iree in matrix.irees if iree.outcome)
     page = f"{EXACT}/matrix.html"
@@ -292,14 +319,17 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float) -> _Findings:
         elif before and before.failure and after is None:
             yield "gain", BumpFinding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
         elif before is None and after is None:
-            yield from _compare_figures(row, old, new, allowed)
+            yield from _compare_figures(row, old, new, allowed, [folder / iree.folder for iree in matrix.irees])
+            yield from _compare_compiles(row)
 
 
 def _describe_step(step: StepOutcome) -> str:
     return join_lines(find_diagnostic(step.diagnosis), 300)
 
 
-def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> _Findings:
+def _compare_figures(
+    row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float, runs: Iterable[Path]
+) -> _Findings:
     for figure in Figure:
         before, after = old.figures.values.get(figure), new.figures.values.get(figure)
         changes = figure.row.matrix_changes
@@ -317,7 +347,57 @@ def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: 
             group = "change" if changes.margin.is_exceeded(before, after) else ""
         if group:
             factor = after / before if before else after
+            if group == "loss":
+                is_work = figure is Figure.DISPATCH_INSTRUCTIONS
+                text += _find_work(runs, row.chain) if is_work else _find_code(figure, old.figures, new.figures)
             yield group, BumpFinding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
+
+
+def _find_code(figure: Figure, old: ChainFigures, new: ChainFigures) -> str:
+    """Name the dispatch whose code grew most in a figure; return an empty text if none did, or the code is unknown."""
+    keys = _CODE_FIGURES.get(figure, ())
+
+    def add(code: DispatchCode | None) -> int:
+        return sum(code.figures.get(key, 0) for key in keys) if code else 0
+
+    return _name_dispatch((change.name, add(change.a), add(change.b)) for change in compare_code(old.code, new.code))
+
+
+def _find_work(runs: Iterable[Path], chain: str) -> str:
+    """Name the dispatch that takes the most additional instructions; return an empty text if the counts are gone."""
+    counts = []
+    with suppress(GauntletError):
+        for run in runs:
+            steps = [step for step in read_journal(run / JOURNAL).planned if step.chain == chain]
+            files = [step.find_output("counts") for step in steps if step.stage is Stage.COUNT]
+            counts += [read_counts(Path(file)) for file in files[-1:]]
+    if len(counts) < 2:
+        return ""
+    rows = match_dispatches(counts[0].profile, counts[1].profile).changes
+    return _name_dispatch((row.name, row.a_ns, row.b_ns) for row in rows if row.match != Match.OUTSIDE)
+
+
+def _name_dispatch(costs: Iterable[tuple[str, int, int]], write: Callable[[float], str] = format_count) -> str:
+    """Name the dispatch whose cost grew most, by the costs of both sides; return an empty text if none did."""
+    name, before, after = max(costs, key=lambda cost: cost[2] - cost[1], default=("", 0, 0))
+    return f"; most in {name}: {write(before)} → {write(after)}" if after > before else ""
+
+
+def _compare_compiles(row: MatrixRow) -> _Findings:
+    """Compare the time and memory of compiles by the margin of noisy figures; more time has to be confirmed."""
+    cached = [label for label, cell in row.cells.items() if cell.figures.all_from_cache]
+    for figure in (Figure.COMPILE_TIME, Figure.COMPILE_MEMORY):
+        before, after = (cell.figures.values.get(figure) for cell in row.cells.values())
+        is_time = figure is Figure.COMPILE_TIME
+        if is_time and cached:
+            reason = f"the modules of {' and '.join(cached)} came from the cache"
+            yield "undecided", BumpFinding(figure.row.title, row.chain, reason)
+        elif before and after and UNCONFIRMED_MARGIN.is_exceeded(before, after):
+            factor, unit = after / before, " s" if is_time else ""
+            text = f"{figure.row.write(before)}{unit} → {figure.row.write(after)}{unit} ({format_factor(factor)})"
+            group = "gain" if after < before else "undecided" if is_time else "loss"
+            metric, url = figure.row.metric, f"{EXACT}/matrix.html"
+            yield group, BumpFinding(figure.row.title, row.chain, text, metric, url, factor)
 
 
 def _list_incompatible(compat: CompatOutcome) -> _Findings:
@@ -344,7 +424,12 @@ def _read_times(folder: Path) -> _Findings:
     for chain, times in comparison.verdicts.items():
         text = format_factor(times.figures.ratio) if times.figures else times.reason
         factor = times.figures.ratio if times.figures else 1.0
+        where = comparison.where.get(chain)
+        for costs in (where.dispatches, where.work) if where and times.verdict == "slower" else ():
+            if costs and costs.difference:
+                write = format_count if costs.unit != "ms" else lambda ns: f"{format_milliseconds(ns / 1e6)} ms"
+                text += _name_dispatch(((row.name, row.a_ns, row.b_ns) for row in costs.difference.rows), write)
         finding = BumpFinding(times.verdict, chain, text, "time", f"{TIMES}/comparison.html", factor)
         if group := _TIME_GROUPS.get(times.verdict):
             is_judged = group in ("loss", "gain")
-            yield group, finding if is_judged else replace(finding, kind="time", text=times.reason)
+            yield group, finding if is_judged else replace(finding, kind="time", text=times.reason, metric="")

@@ -88,7 +88,9 @@ def _make_document(outcome: QualifyOutcome) -> Document:
         ):
             blocks += [Heading(title), Items(items, _MAX_ROWS)]
     blocks += [Heading("Not judged"), Notes(outcome.unjudged)] if outcome.unjudged else []
-    if undecided := group_alike((finding.chain, finding.text, finding.url) for finding in outcome.undecided):
+    if undecided := group_alike(
+        (finding.chain, f"{finding.kind}: {finding.text}", finding.url) for finding in outcome.undecided
+    ):
         blocks += [Heading("Not judged by time"), Items(undecided, _MAX_ROWS)]
     blocks += [*_show_expectations(outcome), Heading("Parts"), Table(_PART_COLUMNS, parts)]
     if losses:

@@ -13,7 +13,7 @@ from iree_gauntlet.records.qualify_outcome import read_qualify_outcome
 from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.reports.experiment_reports import write_reports
 from tests.support.faulty_iree import fill_module_cache, write_build_tree
-from tests.support.matrix_builder import write_qualification
+from tests.support.matrix_builder import make_chain, write_qualification
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -177,3 +177,79 @@ def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
 def test_more_may_be_allowed(tmp_path: Path) -> None:
     outcome = read_qualify_outcome(write_qualification(tmp_path / "q", allowed=2.5))
     assert [loss.chain for loss in outcome.losses] == ["m/broken@cpu"]
+
+
+def test_the_dispatch_that_grew_is_named(tmp_path: Path) -> None:
+    def make(**spills: int) -> dict[str, Any]:
+        chain = make_chain()
+        code = [
+            {"name": name, "target": "gfx942", "figures": {"vgpr_spills": count}, "code_hash": f"{name} {count}"}
+            for name, count in spills.items()
+        ]
+        chain["compile"]["statistics"] |= {"code": code, "spill_count": sum(spills.values())}
+        return chain
+
+    outcome = read_qualify_outcome(write_qualification(tmp_path / "q", spilling=(make(a=2, b=0), make(a=1, b=109))))
+    (loss,) = [loss for loss in outcome.losses if loss.chain == "m/spilling@cpu"]
+    assert (loss.kind, loss.text) == ("spills", "2 → 110 (×55); most in b: 0 → 109")
+
+
+def test_compiles_are_judged_where_the_matrix_can_say(tmp_path: Path) -> None:
+    cached = make_chain(seconds=9.0)
+    cached["compile"]["cache"] = {"hit": True, "key": "bb22"}
+    folder = write_qualification(
+        tmp_path / "q",
+        slower=(make_chain(), make_chain(seconds=6.0)),
+        faster=(make_chain(), make_chain(seconds=2.0)),
+        as_fast=(make_chain(), make_chain(seconds=4.9, peak_rss_bytes=240_000_000)),
+        cached=(make_chain(), cached),
+        hungry=(make_chain(), make_chain(peak_rss_bytes=300_000_000)),
+    )
+    outcome = read_qualify_outcome(folder)
+    findings = {
+        name: {(entry.chain, entry.kind): entry.text for entry in getattr(outcome, name) if "compile" in entry.kind}
+        for name in ("losses", "gains", "undecided")
+    }
+    assert findings == {
+        "losses": {("m/hungry@cpu", "compile memory"): "200.0 MB → 300.0 MB (×1.50)"},
+        "gains": {("m/faster@cpu", "compile time"): "4.00 s → 2.00 s (×0.50)"},
+        "undecided": {
+            ("m/slower@cpu", "compile time"): "4.00 s → 6.00 s (×1.50); not measured again",
+            ("m/cached@cpu", "compile time"): "the modules of 3.13.0 came from the cache",
+        },
+    }
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_slower_compile_is_a_loss_if_it_is_slower_again(tmp_path: Path, is_confirmed: bool) -> None:
+    folder = write_qualification(tmp_path / "q", slower=(make_chain(), make_chain(seconds=6.0)))
+    part = "bisect-compile-time-m-slower-cpu"
+    events = [{"event": "result", "step": part, "exit_code": 0, "chain": "m/slower@cpu", "metric": "compile-time"}]
+    _add_events(folder, events)
+    opening = {
+        "kind": "bisect",
+        "name": part,
+        "good": "3.12.0",
+        "bad": "3.13.0",
+        "confidence": 0.99,
+        "chain": "m/slower@cpu",
+        "good_is_older": True,
+        "commit": "compiler_commit",
+        "metric": "compile-time",
+        "row": [{"label": label, "iree": label} for label in ("3.12.0", "3.13.0")],
+    }
+    search = {"event": "search", "last_old": "3.12.0", "first_new": "3.13.0"}
+    end = {"event": "end", "exit_code": 1, "problem": "" if is_confirmed else "the ends do not clearly differ"}
+    _add_events(folder / part, [{"event": "opening", **opening}, *([search] if is_confirmed else []), end])
+    outcome = read_qualify_outcome(folder)
+    losses = [loss.text for loss in outcome.losses if loss.kind == "compile time"]
+    undecided = [finding.text for finding in outcome.undecided]
+    text = "4.00 s → 6.00 s (×1.50)"
+    assert losses == [text] * is_confirmed
+    assert undecided == [f"{text}; measured again: the ends do not clearly differ"] * (not is_confirmed)
+
+
+def _add_events(folder: Path, events: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "journal.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MATRIX_REPORTS",
+    "make_chain",
     "make_compile_result",
     "make_release_run",
     "write_four_releases",
@@ -173,8 +174,11 @@ def _make_failed(stage: str, kind: str) -> dict[str, Any]:
     return {**chain, stage: {**chain[stage], "failure": kind}}
 
 
-def write_qualification(folder: Path, allowed: float = 1.0) -> Path:
-    """Write the record of two releases between which models got better, worse, and broke."""
+def write_qualification(folder: Path, allowed: float = 1.0, **others: tuple[dict[str, Any], dict[str, Any]]) -> Path:
+    """Write the record of two releases between which models got better, worse, and broke.
+
+    `others`: by name, further models: the results of `make_chain` with each release.
+    """
     runs = {
         "3.12.0": make_release_run(
             "3.12.0",
@@ -184,6 +188,7 @@ def write_qualification(folder: Path, allowed: float = 1.0) -> Path:
             broken=make_chain(),
             mended=_make_failed("compile", "does not compile"),
             red=_make_failed("threshold", "wrong numbers"),
+            **{name: chains[0] for name, chains in others.items()},
         ),
         "3.13.0": make_release_run(
             "3.13.0",
@@ -193,6 +198,7 @@ def write_qualification(folder: Path, allowed: float = 1.0) -> Path:
             broken=_make_failed("compile", "does not compile"),
             mended=make_chain(),
             red=_make_failed("threshold", "wrong numbers"),
+            **{name: chains[1] for name, chains in others.items()},
         ),
     }
     write_record(folder / "matrix", dict(runs), results={"3.12.0": 1, "3.13.0": 1})
