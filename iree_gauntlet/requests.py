@@ -496,8 +496,9 @@ class QualifyRequest:
         takes=SEVERAL,
     )
     allow: float = option(1.0, "Sizes, memory and instructions may be this many per cent larger.")
-    budget: float = option(30.0, "Minutes for times, and as many for bisections of losses.", unit="minutes")
+    budget: float = option(30.0, "Minutes for times, and as many for bundles and bisections of losses.", unit="minutes")
     no_times: bool = option(False, "Do not compare times.")
+    no_bundles: bool = option(False, "Do not explain what newly fails.")
     among: tuple[str, ...] = option(
         (), "The IREEs between OLD and NEW for bisections, if these are no releases or nightlies (repeatable)."
     )

@@ -2,6 +2,7 @@
 
 <folder>/journal.jsonl        the record (`records/qualify_outcome.py` describes it)
 <folder>/matrix/              compiles, numbers, and exact figures with both IREEs
+<folder>/matrix/<NEW>/explain what newly fails, with bundles
 <folder>/compat/              modules of each with the runtime of the other
 <folder>/times/               benchmarks of both in turn
 <folder>/bisect-*/            the search for the release of a loss
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -23,12 +25,14 @@ from iree_gauntlet.experiments.bisect import bisect
 from iree_gauntlet.experiments.compare import compare
 from iree_gauntlet.experiments.compat import check_compatibility
 from iree_gauntlet.experiments.experiment import Experiment
+from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.matrix import matrix
 from iree_gauntlet.experiments.run import make_setup
 from iree_gauntlet.figures import METRICS
 from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import select_chain
+from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.qualify_outcome import (
     COMPAT_PART,
     EXACT,
@@ -43,6 +47,7 @@ from iree_gauntlet.requests import (
     BisectRequest,
     CompareRequest,
     CompatRequest,
+    ExplainRequest,
     FolderRequest,
     QualifyRequest,
     collect_changed_options,
@@ -129,7 +134,7 @@ class _Qualification:
         if not self.options.no_times:
             times = CompareRequest(sides=sides, budget=budget, no_work=True)
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
-        self._bisect_losses()
+        self._follow_losses()
         self._apply_marks()
 
     def _vary(self, name: str) -> str:
@@ -169,16 +174,22 @@ class _Qualification:
         result = PartResult(exit_code=code, problem=problem, chain=chain, metric=metric)
         self.log.write("result", result, step=name)
 
-    def _bisect_losses(self) -> None:
-        """Measure each loss again and search for its release, the most serious first, until the budget is used up."""
+    def _follow_losses(self) -> None:
+        """Explain and bisect each loss, which repeats it, the most serious first, until the budget is used up."""
         good, bad = self.options.sides
         is_indexed = all(parse_choice(side).version for side in self.options.sides)
         among = self.options.among or (() if is_indexed else self.options.sides)
         end = time.monotonic() + 60 * self.options.budget
+
+        def has_time_for(part: str) -> bool:
+            return part in self.finished or time.monotonic() < end
+
         outcome = read_qualify_outcome(self.folder)
         # Compiles that took longer are losses only if they do so again.
         for loss in (*outcome.losses, *outcome.undecided):
-            if loss.metric and (loss.part in self.finished or time.monotonic() < end):
+            if loss.explanation and not self.options.no_bundles and has_time_for(loss.explanation):
+                self._run_part(loss.explanation, partial(self._explain, loss), loss.chain)
+            if loss.metric and has_time_for(loss.part):
                 question = BisectRequest(good=good, bad=bad, metric=loss.metric, among=among)
                 perform = partial(self._bisect, question, loss)
                 self._run_part(loss.part, perform, loss.chain, loss.metric)
@@ -199,6 +210,14 @@ class _Qualification:
                 if mark.iree in irees and (fnmatchcase(chain, mark.series) or fnmatchcase(title, mark.series)):
                     self.log.write("accepted", LossAcceptance(chain=loss.chain, kind=loss.kind, reason=mark.reason))
                     break
+
+    def _explain(self, loss: BumpFinding, request: RunRequest) -> ExitCode:
+        """Explain a failure in the folder of NEW's run, which keeps the bundles that are already there."""
+        outcome = read_matrix_outcome(self.folder / EXACT)
+        run = self.folder / EXACT / outcome.irees[-1].folder
+        explanation = ExplainRequest((str(run), glob.escape(loss.chain)))
+        explanation = replace(explanation, budget=min(explanation.budget, self.options.budget))
+        return explain(explanation, request.toolchain, self._brief)
 
     def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:
         model, submodel, target = (tuple(select_chain(loss.chain)[name]) for name in ("model", "submodel", "target"))

@@ -6,13 +6,11 @@ The journal's steps are the parts: the folder of each has an experiment with a r
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.diagnostics import find_diagnostic
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import UNCONFIRMED_MARGIN, Figure
 from iree_gauntlet.formatting import (
     format_count,
@@ -23,29 +21,26 @@ from iree_gauntlet.formatting import (
     pluralize,
 )
 from iree_gauntlet.journal_events import ExperimentKind, Opening
-from iree_gauntlet.journal_format import JOURNAL, JournalSchema, read_journal
-from iree_gauntlet.measuring.code.code_changes import compare_code
-from iree_gauntlet.measuring.instructions.counters import read_counts
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
+from iree_gauntlet.records.explain_outcome import add_explanations
 from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.outcome import list_record_remarks
-from iree_gauntlet.results import SPILL_FIGURES
 from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from iree_gauntlet.journal_events import EndEvent
     from iree_gauntlet.records.bisect_outcome import BisectOutcome
-    from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
+    from iree_gauntlet.records.chain_figures import MatrixCell
     from iree_gauntlet.records.compat_outcome import CompatOutcome
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
     from iree_gauntlet.records.outcome import StepOutcome
-    from iree_gauntlet.results import DispatchCode
 
     # Each finding with its group: `loss`, `gain`, `change`, `unjudged`, or `undecided` if rounds could not decide.
     _Findings = Iterator[tuple[str, "BumpFinding"]]
@@ -61,10 +56,10 @@ _TIME_GROUPS = {"slower": "loss", "faster": "gain", "error": "unjudged", "inconc
 # The kinds of findings besides figures, the most serious first.
 _WRONG, _CRASHES, _FAILING, _PASSING = "wrong numbers", "crashes", "newly failing", "newly passing"
 _KINDS = (_WRONG, _CRASHES, _FAILING, _PASSING, *_TIME_GROUPS)
+# The metric of models that fail.
+_RUNS = "runs"
 # Larger figures in these units are losses; other counts are only changes.
 _COSTS = ("bytes", "instructions", "spills")
-# The figures of dispatches' code that make up these figures of a module.
-_CODE_FIGURES = {Figure.SIZE: ("code_bytes",), Figure.CODE_SIZE: ("code_bytes",), Figure.SPILLS: SPILL_FIGURES}
 # These failures depend on what the spec expects of one IREE.
 _OWN_FAILURES = (FailureKind.MISSES_A_GOLDEN, FailureKind.TUNES_NOTHING)
 
@@ -95,7 +90,7 @@ class PartResult(Recorded):
     """`result`: the end of a part; with a `problem`, the part has no result of its own.
 
     Attributes:
-        chain, metric: the loss that a bisection follows.
+        chain, metric: the loss that an explanation, or a bisection by a metric, follows.
     """
 
     exit_code: ExitCode
@@ -127,6 +122,8 @@ class BumpFinding:
         metric: the metric of `bisect` by which the release of the change can be found; empty if there is none.
         url: the report that has more, relative to the folder.
         factor: NEW's figure in relation to OLD's; 1 if there is none.
+        cause: the answer of the explanation; empty if it was not explained.
+        bundle: the bundle that shows it, relative to the folder; empty if there is none.
     """
 
     kind: str
@@ -135,11 +132,18 @@ class BumpFinding:
     metric: str = ""
     url: str = ""
     factor: float = 1.0
+    cause: str = ""
+    bundle: str = ""
 
     @property
     def part(self) -> str:
         """The name of the bisection of this loss, and of its folder."""
         return f"bisect-{self.metric}-{_UNSAFE.sub('-', self.chain)}"
+
+    @property
+    def explanation(self) -> str:
+        """The name of the part that explains this loss; empty if it is no failure of a model."""
+        return f"explain-{_UNSAFE.sub('-', self.chain)}" if self.metric == _RUNS else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ class QualifyOutcome:
     def worst_code(self) -> ExitCode:
         """The exit code of the parts: a loss fails; a part without a result is an error."""
         codes = [ExitCode.FAILED] if self.losses else []
-        codes += [part.exit_code for part in self.parts.values() if part.problem and not part.metric]
+        codes += [part.exit_code for part in self.parts.values() if part.problem and not part.chain]
         codes += [ExitCode.ERROR] if self.unjudged else []
         return ExitCode.worst(codes)
 
@@ -224,8 +228,8 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     matrix = read_matrix_outcome(folder / EXACT) if has(EXACT) else None
     compat = read_compat_outcome(folder / COMPAT_PART) if has(COMPAT_PART) else None
     findings: list[tuple[str, BumpFinding]] = []
-    # A bisection that finds nothing says so among the parts, and changes no verdict.
-    failed_parts = {name: part for name, part in parts.items() if part.exit_code and not part.metric}
+    # A bisection or an explanation that finds nothing says so among the parts, and changes no verdict.
+    failed_parts = {name: part for name, part in parts.items() if part.exit_code and not part.chain}
     unjudged = [f"{name}: {part.problem}" for name, part in failed_parts.items() if part.problem]
     if matrix:
         old, new = matrix.irees
@@ -292,7 +296,8 @@ def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOu
 
 def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:
     """Compare verdicts, flags and exact figures of each model."""
-    old_run, new_run = ({chain.id: chain for chain in iree.outcome.cases} for iree in matrix.irees if iree.outcome)
+    outcomes = (add_explanations(iree.outcome, folder / iree.folder) for iree in matrix.irees if iree.outcome)
+    old_run, new_run = ({chain.id: chain for chain in outcome.cases} for outcome in outcomes)
     page = f"{EXACT}/matrix.html"
     for row in matrix.rows:
         if row.chain not in old_run or row.chain not in new_run:
@@ -310,16 +315,18 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Find
         for note in sorted(new_notes - old_notes):
             yield "change", BumpFinding("note", row.chain, note, "", page)
         if before is None and after and after.failure:
-            metric = "" if after.failure in _OWN_FAILURES else "runs"
+            metric = "" if after.failure in _OWN_FAILURES else _RUNS
             kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(after.failure, _FAILING)
-            yield (
-                "loss",
-                BumpFinding(kind, row.chain, f"{after.name}: {_describe_step(after)}", metric, f"{EXACT}/{new.url}"),
-            )
+            text = f"{after.name}: {_describe_step(after)}"
+            loss = BumpFinding(kind, row.chain, text, metric, f"{EXACT}/{new.url}")
+            if explanation := after.explanation:
+                archive = explanation.bundle and f"{EXACT}/{matrix.irees[-1].folder}/{explanation.bundle}"
+                loss = replace(loss, cause=explanation.answer, bundle=archive)
+            yield "loss", loss
         elif before and before.failure and after is None:
             yield "gain", BumpFinding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
         elif before is None and after is None:
-            yield from _compare_figures(row, old, new, allowed, [folder / iree.folder for iree in matrix.irees])
+            yield from _compare_figures(row, old, new, allowed)
             yield from _compare_compiles(row)
 
 
@@ -327,9 +334,7 @@ def _describe_step(step: StepOutcome) -> str:
     return join_lines(find_diagnostic(step.diagnosis), 300)
 
 
-def _compare_figures(
-    row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float, runs: Iterable[Path]
-) -> _Findings:
+def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> _Findings:
     for figure in Figure:
         before, after = old.figures.values.get(figure), new.figures.values.get(figure)
         changes = figure.row.matrix_changes
@@ -347,37 +352,10 @@ def _compare_figures(
             group = "change" if changes.margin.is_exceeded(before, after) else ""
         if group:
             factor = after / before if before else after
-            if group == "loss":
-                is_work = figure is Figure.DISPATCH_INSTRUCTIONS
-                text += _find_work(runs, row.chain) if is_work else _find_code(figure, old.figures, new.figures)
             yield group, BumpFinding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
 
 
-def _find_code(figure: Figure, old: ChainFigures, new: ChainFigures) -> str:
-    """Name the dispatch whose code grew most in a figure; return an empty text if none did, or the code is unknown."""
-    keys = _CODE_FIGURES.get(figure, ())
-
-    def add(code: DispatchCode | None) -> int:
-        return sum(code.figures.get(key, 0) for key in keys) if code else 0
-
-    return _name_dispatch((change.name, add(change.a), add(change.b)) for change in compare_code(old.code, new.code))
-
-
-def _find_work(runs: Iterable[Path], chain: str) -> str:
-    """Name the dispatch that takes the most additional instructions; return an empty text if the counts are gone."""
-    counts = []
-    with suppress(GauntletError):
-        for run in runs:
-            steps = [step for step in read_journal(run / JOURNAL).planned if step.chain == chain]
-            files = [step.find_output("counts") for step in steps if step.stage is Stage.COUNT]
-            counts += [read_counts(Path(file)) for file in files[-1:]]
-    if len(counts) < 2:
-        return ""
-    rows = match_dispatches(counts[0].profile, counts[1].profile).changes
-    return _name_dispatch((row.name, row.a_ns, row.b_ns) for row in rows if row.match != Match.OUTSIDE)
-
-
-def _name_dispatch(costs: Iterable[tuple[str, int, int]], write: Callable[[float], str] = format_count) -> str:
+def name_dispatch(costs: Iterable[tuple[str, int, int]], write: Callable[[float], str] = format_count) -> str:
     """Name the dispatch whose cost grew most, by the costs of both sides; return an empty text if none did."""
     name, before, after = max(costs, key=lambda cost: cost[2] - cost[1], default=("", 0, 0))
     return f"; most in {name}: {write(before)} → {write(after)}" if after > before else ""
@@ -428,7 +406,7 @@ def _read_times(folder: Path) -> _Findings:
         for costs in (where.dispatches, where.work) if where and times.verdict == "slower" else ():
             if costs and costs.difference:
                 write = format_count if costs.unit != "ms" else lambda ns: f"{format_milliseconds(ns / 1e6)} ms"
-                text += _name_dispatch(((row.name, row.a_ns, row.b_ns) for row in costs.difference.rows), write)
+                text += name_dispatch(((row.name, row.a_ns, row.b_ns) for row in costs.difference.rows), write)
         finding = BumpFinding(times.verdict, chain, text, "time", f"{TIMES}/comparison.html", factor)
         if group := _TIME_GROUPS.get(times.verdict):
             is_judged = group in ("loss", "gain")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import junit_xml
 
@@ -26,20 +29,29 @@ from iree_gauntlet.document import (
     Table,
     TextLink,
 )
-from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_events import MachineInfo
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.measuring.code.code_changes import compare_code
+from iree_gauntlet.measuring.instructions.counters import read_counts
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.records.bisect_outcome import format_bisect_command
-from iree_gauntlet.records.qualify_outcome import COMPAT_PART, EXACT, TIMES, read_qualify_outcome
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
+from iree_gauntlet.records.qualify_outcome import COMPAT_PART, EXACT, TIMES, name_dispatch, read_qualify_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.matrix_report import group_alike
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
+from iree_gauntlet.results import SPILL_FIGURES
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.qualify_outcome import BumpFinding, PartResult, QualifyOutcome
+    from iree_gauntlet.results import DispatchCode
 
 
 _PART_COLUMNS = (Column("part", ColumnKind.NAME), Column("result"), Column("report"))
@@ -51,11 +63,17 @@ _PARTS = {
 }
 _MEANINGS = {ExitCode.OK: "nothing lost", ExitCode.FAILED: "something got worse"}
 _MAX_ROWS = 30
+# The figures of a dispatch's code that make up a figure of its module, by metric.
+_CODE_FIGURES = {
+    Figure.SIZE.row.metric: ("code_bytes",),
+    Figure.CODE_SIZE.row.metric: ("code_bytes",),
+    Figure.SPILLS.row.metric: SPILL_FIGURES,
+}
 
 
 def make_qualify_reports(folder: Path) -> Reports:
     """Return the reports of a qualification; GauntletError if a record cannot be read."""
-    outcome = read_qualify_outcome(folder)
+    outcome = _locate_losses(read_qualify_outcome(folder), folder / EXACT)
     document = _make_document(outcome)
     files = {
         "junit.xml": lambda: _format_junit(outcome),
@@ -65,9 +83,48 @@ def make_qualify_reports(folder: Path) -> Reports:
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
+def _locate_losses(outcome: QualifyOutcome, folder: Path) -> QualifyOutcome:
+    """Return an outcome whose losses name the dispatches that account for most of them, as far as this is known."""
+    runs = [folder / iree.folder for iree in outcome.matrix.irees] if outcome.matrix else []
+    rows = {row.chain: tuple(row.cells.values()) for row in outcome.matrix.rows} if outcome.matrix else {}
+    losses = []
+    for loss in outcome.losses:
+        place = ""
+        if loss.metric in _CODE_FIGURES:
+            old, new = rows[loss.chain]
+            place = _find_code(_CODE_FIGURES[loss.metric], old.figures, new.figures)
+        elif loss.metric == Figure.DISPATCH_INSTRUCTIONS.row.metric:
+            place = _find_work(runs, loss.chain)
+        losses.append(replace(loss, text=loss.text + place))
+    return replace(outcome, losses=tuple(losses))
+
+
+def _find_code(keys: Sequence[str], old: ChainFigures, new: ChainFigures) -> str:
+    """Name the dispatch whose code grew most in a figure; return an empty text if none did, or the code is unknown."""
+
+    def add(code: DispatchCode | None) -> int:
+        return sum(code.figures.get(key, 0) for key in keys) if code else 0
+
+    return name_dispatch((change.name, add(change.a), add(change.b)) for change in compare_code(old.code, new.code))
+
+
+def _find_work(runs: Iterable[Path], chain: str) -> str:
+    """Name the dispatch that takes the most additional instructions; return an empty text if the counts are gone."""
+    counts = []
+    with suppress(GauntletError):
+        for run in runs:
+            steps = [step for step in read_journal(run / JOURNAL).planned if step.chain == chain]
+            files = [step.find_output("counts") for step in steps if step.stage is Stage.COUNT]
+            counts += [read_counts(Path(file)) for file in files[-1:]]
+    if len(counts) < 2:
+        return ""
+    rows = match_dispatches(counts[0].profile, counts[1].profile).changes
+    return name_dispatch((row.name, row.a_ns, row.b_ns) for row in rows if row.match != Match.OUTSIDE)
+
+
 def _make_document(outcome: QualifyOutcome) -> Document:
     opening = outcome.opening
-    parts = tuple(_describe_part(name, part) for name, part in outcome.parts.items())
+    parts = tuple(_describe_part(outcome, name, part) for name, part in outcome.parts.items())
     losses = tuple(
         (
             loss.kind,
@@ -78,6 +135,10 @@ def _make_document(outcome: QualifyOutcome) -> Document:
         for loss in outcome.losses
     )
     blocks: list[Block] = [Heading("Losses"), Table(_LOSS_COLUMNS, losses, _MAX_ROWS)] if losses else []
+    if causes := tuple(
+        (Name(loss.chain, loss.bundle), f": {_describe_cause(loss)}") for loss in outcome.losses if loss.cause
+    ):
+        blocks += [Heading("Causes"), Items(causes, _MAX_ROWS)]
     open_losses = (loss for loss in outcome.losses if loss.part not in outcome.bisections)
     commands = filter(None, (_format_command(outcome, loss) for loss in open_losses))
     blocks += list_next_steps(itertools.islice(commands, 1))
@@ -115,10 +176,19 @@ def _make_document(outcome: QualifyOutcome) -> Document:
     )
 
 
-def _describe_part(name: str, part: PartResult) -> tuple[Cell, ...]:
+def _describe_part(outcome: QualifyOutcome, name: str, part: PartResult) -> tuple[Cell, ...]:
     title, page = _PARTS.get(name, (f"bisection of {part.chain} by {part.metric}", "bisect.html"))
+    url = f"{name}/{page}"
+    if part.chain and not part.metric and outcome.matrix:
+        title = f"explanation of {part.chain}"
+        url = f"{EXACT}/{quote(outcome.matrix.irees[-1].folder)}/{EXPLAIN_FOLDER}/explain.html"
     result = part.problem or ("done" if part.exit_code is ExitCode.OK else part.exit_code.meaning)
-    return title, result, None if part.problem else TextLink(name, f"{name}/{page}")
+    return title, result, None if part.problem else TextLink(name, url)
+
+
+def _describe_cause(loss: BumpFinding) -> str:
+    """Describe what an explanation says of a loss, and where the bundle is."""
+    return f"{loss.cause}; {loss.bundle or 'no bundle shows it'}"
 
 
 def _describe_release(outcome: QualifyOutcome, loss: BumpFinding) -> str:
@@ -157,6 +227,10 @@ def _format_issue(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     lines = [f"{loss.chain}: {loss.kind} from {outcome.names[0]} to {outcome.names[1]}", "", loss.text]
     if outcome.bisections.get(loss.part):
         lines += ["", f"Bisected: {outcome.bisections[loss.part].answer}"]
+    if loss.cause:
+        lines += ["", f"Explained: {loss.cause}"]
+    if loss.bundle:
+        lines += ["", f"Bundle, run by `gauntlet bundle.run`: {outcome.name}/{loss.bundle}"]
     if command := _format_command(outcome, loss):
         lines += ["", f"    {command}"]
     return "\n".join(lines)

@@ -53,7 +53,7 @@ def test_each_loss_is_named_with_its_cause_and_followed(project: Project) -> Non
         write_build_tree(project.folder / "old"),
         write_build_tree(project.folder / "new", iree_run_module=_FAULTS),
     )
-    done = project.gauntlet("qualify", old, new, "--no-times")
+    done = project.gauntlet("qualify", old, new, "--no-times", "--no-bundles")
     assert done.code == 1, done.text
     document = _read(project)
     wrong, crash = document["losses"]
@@ -83,6 +83,13 @@ def test_both_sides_have_the_flags_of_a_variant(project: Project) -> None:
     assert (loss["kind"], loss["chain"]) == ("newly failing", "toy/abs@cpu")
     assert loss["since"] == "first bad: new; last good: old"
     assert "build:new+O0 against build:old+O0" in done.out
+    # The failure is in a bundle, which the report and the text for an issue name.
+    bundle = "matrix/build-new+O0/explain/toy/abs.cpu/bundle.tar.gz"
+    assert loss["bundle"] == bundle
+    assert (_newest(project) / bundle).is_file()
+    assert list(document["parts"]) == ["matrix", "compat", "explain-toy-abs-cpu", "bisect-runs-toy-abs-cpu"]
+    assert (_newest(project) / "qualify.md").read_text().count(f"/{bundle}\n") == 1
+    assert "Causes" in done.out
 
 
 @pytest.mark.iree
@@ -189,9 +196,11 @@ def test_the_dispatch_that_grew_is_named(tmp_path: Path) -> None:
         chain["compile"]["statistics"] |= {"code": code, "spill_count": sum(spills.values())}
         return chain
 
-    outcome = read_qualify_outcome(write_qualification(tmp_path / "q", spilling=(make(a=2, b=0), make(a=1, b=109))))
-    (loss,) = [loss for loss in outcome.losses if loss.chain == "m/spilling@cpu"]
-    assert (loss.kind, loss.text) == ("spills", "2 → 110 (×55); most in b: 0 → 109")
+    folder = write_qualification(tmp_path / "q", spilling=(make(a=2, b=0), make(a=1, b=109)))
+    write_reports(folder)
+    losses = json.loads((folder / "qualify.json").read_text())["losses"]
+    (loss,) = [loss for loss in losses if loss["chain"] == "m/spilling@cpu"]
+    assert (loss["kind"], loss["text"]) == ("spills", "2 → 110 (×55); most in b: 0 → 109")
 
 
 def test_compiles_are_judged_where_the_matrix_can_say(tmp_path: Path) -> None:
