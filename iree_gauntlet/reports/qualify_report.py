@@ -42,6 +42,7 @@ from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.records.qualify_outcome import COMPAT_PART, EXACT, TIMES, name_dispatch, read_qualify_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.matrix_report import group_alike
+from iree_gauntlet.reports.render_markdown import escape, table
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 from iree_gauntlet.results import SPILL_FIGURES
 from iree_gauntlet.stages import Stage
@@ -157,6 +158,8 @@ def _make_document(outcome: QualifyOutcome) -> Document:
     if losses:
         texts = [Code(_format_issue(outcome, loss), "markdown") for loss in outcome.losses]
         blocks.append(Details("Text for issues", tuple(texts)))
+    if losses or outcome.gains:
+        blocks.append(Details("Table for release notes", (Code(_format_notes(outcome), "markdown"),)))
     matrix = outcome.matrix
     return Document(
         f"{outcome.names[1]} against {outcome.names[0]}: suite {opening.suite}",
@@ -234,6 +237,20 @@ def _format_issue(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     if command := _format_command(outcome, loss):
         lines += ["", f"    {command}"]
     return "\n".join(lines)
+
+
+def _format_notes(outcome: QualifyOutcome) -> str:
+    """Return a table of losses, accepted ones too, and of gains, in Markdown."""
+    old, new = outcome.names
+    header = ("", "model", f"{old} → {new}", "since")
+    rows = [
+        tuple(map(escape, (f"{word}: {finding.kind}", finding.chain, finding.text, since)))
+        for word, findings in (("worse", (*outcome.losses, *outcome.accepted)), ("better", outcome.gains))
+        for finding in findings
+        for bisection in (outcome.bisections.get(finding.part),)
+        for since in (bisection.search.first_new if bisection and bisection.search else "",)
+    ]
+    return table([escape(cell) for cell in header], rows)
 
 
 def _format_json(outcome: QualifyOutcome) -> str:

@@ -181,6 +181,23 @@ def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
     assert "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric size --model m --submodel larger" in page
 
 
+def test_a_table_for_release_notes_has_gains_too(tmp_path: Path) -> None:
+    folder = write_qualification(tmp_path / "q")
+    write_reports(folder)
+    page = (folder / "qualify.md").read_text()
+    assert (
+        """
+|  | model | 3.12.0 → 3.13.0 | since |
+| --- | --- | --- | --- |
+| worse: newly failing | m/broken@cpu | compile: error: failed |  |
+| worse: size | m/larger@cpu | 1,000,000 → 1,020,000 (+2.0000 %) |  |
+| better: newly passing | m/mended@cpu | compile: error: failed |  |
+| better: size | m/smaller@cpu | 1,000,000 → 900,000 (-10.0000 %) |  |
+"""
+        in page
+    )
+
+
 def test_more_may_be_allowed(tmp_path: Path) -> None:
     outcome = read_qualify_outcome(write_qualification(tmp_path / "q", allowed=2.5))
     assert [loss.chain for loss in outcome.losses] == ["m/broken@cpu"]
