@@ -4,6 +4,7 @@
 <folder>/matrix/              compiles, numbers, and exact figures with both IREEs
 <folder>/matrix/<NEW>/explain what newly fails, with bundles
 <folder>/compat/              modules of each with the runtime of the other
+<folder>/compat-again/        what failed there, run again
 <folder>/times/               benchmarks of both in turn
 <folder>/bisect-*/            the search for the release of a loss
 <folder>/qualify.md, .html, .json, junit.xml
@@ -34,6 +35,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import select_chain
 from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.qualify_outcome import (
+    COMPAT_AGAIN,
     COMPAT_PART,
     EXACT,
     QUALIFY,
@@ -58,7 +60,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.choice import parse_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -131,6 +133,10 @@ class _Qualification:
             return
         compat = CompatRequest(iree=sides)
         self._run_part(COMPAT_PART, lambda request: check_compatibility(compat, _narrow(request), self._brief))
+        outcome = read_qualify_outcome(self.folder)
+        if failing := [loss.chain for loss in outcome.losses if loss.url.startswith(f"{COMPAT_PART}/")]:
+            narrow = partial(_narrow, chains=failing)
+            self._run_part(COMPAT_AGAIN, lambda request: check_compatibility(compat, narrow(request), self._brief))
         if not self.options.no_times:
             times = CompareRequest(sides=sides, budget=budget, no_work=True)
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
@@ -220,14 +226,22 @@ class _Qualification:
         return explain(explanation, request.toolchain, self._brief)
 
     def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:
-        model, submodel, target = (tuple(select_chain(loss.chain)[name]) for name in ("model", "submodel", "target"))
-        selection = replace(request.selection, model=model, submodel=submodel, target=target)
-        return bisect(question, replace(request, selection=selection), self._brief)
+        return bisect(question, _select(request, [loss.chain]), self._brief)
 
 
-def _narrow(request: RunRequest) -> RunRequest:
-    """Return the request of runs that only check numbers."""
-    return replace(request, stages=(Stage.THRESHOLD,), instructions=False, memory=False)
+def _narrow(request: RunRequest, chains: Sequence[str] = ()) -> RunRequest:
+    """Return the request of runs that only check numbers, of some models or of all."""
+    request = replace(request, stages=(Stage.THRESHOLD,), instructions=False, memory=False)
+    return _select(request, chains) if chains else request
+
+
+def _select(request: RunRequest, chains: Sequence[str]) -> RunRequest:
+    """Return a request for some models; several may select more, by the submodels and targets of others."""
+    places = [select_chain(chain) for chain in chains]
+    model, submodel, target = (
+        tuple(dict.fromkeys(place[name][0] for place in places)) for name in ("model", "submodel", "target")
+    )
+    return replace(request, selection=replace(request.selection, model=model, submodel=submodel, target=target))
 
 
 @dataclass(frozen=True, slots=True)

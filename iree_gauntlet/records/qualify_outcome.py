@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # The parts, in their order: cheap and exact ones first. Bisections follow, each in a folder of its own.
-EXACT, COMPAT_PART, TIMES = "matrix", "compat", "times"
+EXACT, COMPAT_PART, COMPAT_AGAIN, TIMES = "matrix", "compat", "compat-again", "times"
 _UNSAFE = re.compile(r"[^\w.-]+")
 # The folders of files in notes, which differ from run to run.
 _FOLDERS = re.compile(r"[^\s=@,]*/")
@@ -241,7 +241,8 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         elif old.outcome and new.outcome:
             findings += _compare_cells(matrix, opening.allowed, folder / EXACT)
     if compat:
-        findings += _list_incompatible(compat)
+        again = read_compat_outcome(folder / COMPAT_AGAIN) if has(COMPAT_AGAIN) else None
+        findings += _list_incompatible(compat, again)
     if has(TIMES):
         findings += _read_times(folder / TIMES)
     unjudged += [
@@ -378,8 +379,12 @@ def _compare_compiles(row: MatrixRow) -> _Findings:
             yield group, BumpFinding(figure.row.title, row.chain, text, metric, url, factor)
 
 
-def _list_incompatible(compat: CompatOutcome) -> _Findings:
-    """List pairs of different IREEs that fail; what one of them does alone too is found by the matrix."""
+def _list_incompatible(compat: CompatOutcome, again: CompatOutcome | None) -> _Findings:
+    """List pairs of different IREEs that fail; what one of them does alone too is found by the matrix.
+
+    What runs when it is run `again` is no loss.
+    """
+    repeated = {(cell.chain, cell.folder): cell.compatibility for cell in again.cells} if again else {}
     owns = {(cell.chain, cell.compiler): cell.compatibility for cell in compat.cells if cell.compiler == cell.runtime}
     for cell in compat.cells:
         if cell.compatibility in (owns[cell.chain, cell.compiler], owns[cell.chain, cell.runtime]):
@@ -389,7 +394,10 @@ def _list_incompatible(compat: CompatOutcome) -> _Findings:
         url = f"{COMPAT_PART}/{cell.url}"
         if cell.compatibility in (Compatibility.CRASHES, Compatibility.WRONG):
             kind = _CRASHES if cell.compatibility is Compatibility.CRASHES else _WRONG
-            yield "loss", BumpFinding(kind, cell.chain, f"{place}: {reason}", "", url)
+            text, group = f"{place}: {reason}", "loss"
+            if repeated.get((cell.chain, cell.folder)) is Compatibility.RUNS:
+                text, group = f"{text}; but it ran with the right numbers when it was run again", "change"
+            yield group, BumpFinding(kind, cell.chain, text, "", url)
         elif cell.compatibility is Compatibility.REFUSED:
             yield "change", BumpFinding("refused", cell.chain, f"{place}: {reason}", "", url)
 

@@ -39,7 +39,14 @@ from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
-from iree_gauntlet.records.qualify_outcome import COMPAT_PART, EXACT, TIMES, name_dispatch, read_qualify_outcome
+from iree_gauntlet.records.qualify_outcome import (
+    COMPAT_AGAIN,
+    COMPAT_PART,
+    EXACT,
+    TIMES,
+    name_dispatch,
+    read_qualify_outcome,
+)
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.matrix_report import group_alike
 from iree_gauntlet.reports.render_markdown import escape, table
@@ -60,6 +67,7 @@ _LOSS_COLUMNS = (Column("loss"), Column("model", ColumnKind.NAME), Column("old â
 _PARTS = {
     EXACT: ("compiles, numbers, exact figures", "matrix.html"),
     COMPAT_PART: ("modules of one, runtime of the other", "compat.html"),
+    COMPAT_AGAIN: ("what failed there, run again", "compat.html"),
     TIMES: ("times", "comparison.html"),
 }
 _MEANINGS = {ExitCode.OK: "nothing lost", ExitCode.FAILED: "something got worse"}
