@@ -226,6 +226,9 @@ class _Qualification:
         return explain(explanation, request.toolchain, self._brief)
 
     def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:
+        figure = METRICS.get(loss.metric)
+        if figure and figure.is_compared_in_rounds and not request.folder.resume:
+            question = replace(question, budget=self.options.budget)
         return bisect(question, _select(request, [loss.chain]), self._brief)
 
 

@@ -9,11 +9,14 @@ import pytest
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.measuring.instructions.counters import Counts
 from iree_gauntlet.records.qualify_outcome import read_qualify_outcome
 from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.reports.experiment_reports import write_reports
 from tests.support.faulty_iree import fill_module_cache, write_build_tree
-from tests.support.matrix_builder import make_chain, write_qualification
+from tests.support.journal_builder import JournalBuilder
+from tests.support.matrix_builder import make_chain, write_qualification, write_record
+from tests.support.page_samples import write_slower_comparison
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -231,6 +234,41 @@ def test_the_dispatch_that_grew_is_named(tmp_path: Path) -> None:
     losses = json.loads((folder / "qualify.json").read_text())["losses"]
     (loss,) = [loss for loss in losses if loss["chain"] == "m/spilling@cpu"]
     assert (loss["kind"], loss["text"]) == ("spills", "2 → 110 (×55); most in b: 0 → 109")
+
+
+def test_the_dispatch_with_more_instructions_is_named(tmp_path: Path) -> None:
+    folder, runs = write_qualification(tmp_path / "q"), {}
+    for label, count in (("3.12.0", 1_000), ("3.13.0", 1_020)):
+        counts = Counts(2_000 + count, 1, (("f$async_dispatch_0", 500, ""), ("f$async_dispatch_1", count, "")))
+        file = tmp_path / f"{label}.json"
+        file.write_text(json.dumps(counts.as_dict()))
+        builder = JournalBuilder(run=label)
+        step = builder.step("m", "counted", "count", outputs=[("counts", str(file))])
+        builder.begin(toolchain={"compiler": label, "identity": label})
+        statistics = {
+            "instructions": counts.instructions,
+            "instructions_outside": counts.outside,
+            "counter": "valgrind",
+        }
+        builder.result(step, statistics=statistics)
+        builder.end()
+        runs[label] = builder
+    write_record(folder / "matrix", dict(runs))
+    write_reports(folder)
+    (loss,) = json.loads((folder / "qualify.json").read_text())["losses"]
+    change = "1,500 → 1,520 (+1.3333 %)"
+    assert loss["text"] == f"{change}; most in f$async_dispatch_1: 1,000 → 1,020"
+
+
+def test_the_dispatch_that_is_slower_is_named(tmp_path: Path) -> None:
+    folder = write_qualification(tmp_path / "q")
+    write_slower_comparison(folder / "times")
+    _add_events(folder, [{"event": "result", "step": "times", "exit_code": 1}])
+    losses = {loss.chain: loss.text for loss in read_qualify_outcome(folder).losses if loss.kind == "slower"}
+    assert losses == {
+        "ocr/classifier@cpu": "×1.06; most in main$async_dispatch_14_conv_14x14x256x5x5_f32: 2.52 ms → 3.97 ms",
+        "ocr/cls@cpu": "×1.09",
+    }
 
 
 def test_compiles_are_judged_where_the_matrix_can_say(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["PAGE_SAMPLES", "write_page_samples"]
+__all__ = ["PAGE_SAMPLES", "write_page_samples", "write_slower_comparison"]
 
 _RUN, _DIFFERS = "20261127-121100", "34 of 384 values differ"
 _TIME, _END_TIME = "2026-11-27T12:11:00.000Z", "2026-11-27T12:13:46.000Z"
@@ -148,7 +148,7 @@ def _make_opening(sides: dict[str, Any], command: str, **options: Any) -> dict[s
     }
 
 
-def _write_comparison(folder: Path) -> Path:
+def write_slower_comparison(folder: Path) -> Path:
     """A comparison by times: two models are slower, and two the same."""
     sides = _write_sides(folder)
     events: list[tuple[str, dict[str, Any]]] = [
@@ -386,7 +386,7 @@ _RECORDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "run, failures": ("summary", lambda folder: make_every_verdict().write(folder)),
     "996 cases": ("summary", lambda folder: _write_operators(folder, 3)),
     "996 cases, 300 failures": ("summary", lambda folder: _write_operators(folder, 300)),
-    "comparison, times": ("comparison", _write_comparison),
+    "comparison, times": ("comparison", write_slower_comparison),
     "comparison, instructions": ("comparison", _write_counts),
     "matrix": ("matrix", _write_matrix),
     "matrix, 300 failures": ("matrix", _write_failing_matrix),
