@@ -255,10 +255,10 @@ def resume_irees(
 
 
 def _combine(irees: Sequence[str], variants: Sequence[str]) -> Sequence[str]:
-    """Return each IREE with the flags of the specs, then with each variant alone; IREEs with variants stay as given."""
-    if not variants or any(split_side(iree)[1] for iree in irees):
-        return irees
+    """Return each IREE without and with each variant alone; the IREEs unchanged if one names such a variant."""
     names = [text.partition("=")[0] for text in variants]
+    if not variants or any(name in split_side(iree)[1] for iree in irees for name in names):
+        return irees
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"variant {twice}: given twice", "Name each once.")
     return [side for iree in irees or ("installed",) for side in (iree, *(f"{iree}+{name}" for name in names))]

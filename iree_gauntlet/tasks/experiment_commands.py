@@ -353,8 +353,9 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
 def qualify_task(qualify_request: QualifyRequest, run_request: RunRequest) -> ExitCode:
     """Say if a NEW IREE is as good as an OLD one: what got worse, how serious it is, and since which release.
 
-    Runs a matrix up to the exact figures, `compat`, a comparison of times, and a bisection of each loss. Exit codes: 0
-    nothing lost, 1 a loss, 2 usage, 3 not everything could be judged, 5 nothing matches, 130 interrupted.
+    Runs a matrix up to the exact figures, `compat`, a comparison of times, and of each loss an explanation with a
+    bundle, if it fails, and a bisection. Exit codes: 0 nothing lost, 1 a loss, 2 usage, 3 not everything could be
+    judged, 5 nothing matches, 130 interrupted.
 
     Examples: qualify 3.12.0 3.13.0 --suite cpu
               qualify 3.13.0 build:../iree-build --suite cpu --instructions --no-times
