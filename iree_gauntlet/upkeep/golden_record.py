@@ -157,7 +157,7 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
         raise UsageError(f"{refused.origin.file}: {obstacles[refused]}", hint)
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     cases_with_specs = [(case, specs[case.origin.file]) for case in recordable_cases or cases]
-    with reference_workers() as workers:
+    with open_reference_workers() as workers:
         yield cases_with_specs, store, workers
 
 
@@ -174,7 +174,7 @@ def make_sources(
 
 
 @contextmanager
-def reference_workers() -> Iterator[ReferenceWorkers]:
+def open_reference_workers() -> Iterator[ReferenceWorkers]:
     """Start the programs that run references, in this Python."""
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as folder:
         yield ReferenceWorkers(supervisor, sys.executable, Path(folder))

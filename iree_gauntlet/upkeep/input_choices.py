@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.upkeep.programs import ProgramInput, ProgramOutput, UserProgram
+    from iree_gauntlet.upkeep.programs import ProgramInput, UserProgram
 
     Array = NDArray[Any]
     Sizes = tuple[int, ...]
@@ -451,9 +451,7 @@ def read_data(path: Path, program: UserProgram) -> InputData:
     infos = program.outputs
     output_arrays = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(infos)]
     outputs = tuple(
-        _check_output(folder, value, array)
-        for value, array in zip(infos, output_arrays, strict=True)
-        if array is not None
+        value.check(folder, array) for value, array in zip(infos, output_arrays, strict=True) if array is not None
     )
     if outputs and len(outputs) != len(infos):
         message = f"--data {folder}: {len(outputs)} of {len(infos)} outputs are there"
@@ -509,17 +507,6 @@ def _read_input(folder: Path, tensor: ProgramInput, index: int, arrays: Mapping[
         message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(message, f"The model expects {sizes or 'a scalar'} of {tensor.element_type}.")
     return InputChoice(tensor.name, _format_type(tensor, array.shape), content=make_file_content(array), zero=False)
-
-
-def _check_output(folder: Path, output: ProgramOutput, array: Array) -> Array:
-    """Check that an expected output has the type that the program declares, and return it."""
-    message = f"--data {folder}: output {output.name} is {array.dtype}"
-    if array.dtype.name not in ELEMENT_TYPES:
-        raise UsageError(f"{message}, which IREE's tools do not support", "Only tensors of numbers can be compared.")
-    expected_type = output.dtype or array.dtype.name
-    if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):
-        raise UsageError(message, f"The model gives {expected_type}.")
-    return array
 
 
 def make_edge_choices(choices: Sequence[InputChoice]) -> tuple[InputChoice, ...]:

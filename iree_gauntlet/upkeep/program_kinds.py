@@ -1,4 +1,4 @@
-"""What a file is, by its content, and how `init` reads it as a program."""
+"""What a file is, by its content, and how `init` reads it as a program: the facts of ONNX and of MLIR for a spec."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import re
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.upkeep.mlir_program import read_mlir
-from iree_gauntlet.upkeep.onnx_program import read_onnx
-from iree_gauntlet.upkeep.programs import JaxSource
+from iree_gauntlet.upkeep.programs import (
+    JaxSource,
+    ProgramOutput,
+    UserProgram,
+    make_input,
+    make_model_name,
+    require_known_inputs,
+)
 from iree_gauntlet.upkeep.references import JAX_HINT, get_memory_limit
+from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
+from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iree_gauntlet.upkeep.programs import UserProgram
-    from iree_gauntlet.upkeep.references import ReferenceSources
+    from iree_gauntlet.upkeep.programs import ProgramInput
+    from iree_gauntlet.upkeep.references import ReferenceSources, ReferenceWorkers
 
 
 _MLIR_MAGIC = b"ML\xefR"
@@ -33,6 +41,250 @@ _PYTHON_SUFFIX = ".py"
 _TAKEN = "Taken are ONNX, MLIR as text or bytecode, and exports and functions of JAX: docs/start/own-model.md"
 _TORCH_HINT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
 _ASCII_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+# IREE's element types, by ONNX's names.
+_ELEMENT_TYPES = {
+    "FLOAT": "f32",
+    "FLOAT16": "f16",
+    "BFLOAT16": "bf16",
+    "DOUBLE": "f64",
+    "BOOL": "i1",
+    # Integers of modules have no sign.
+    **{f"{sign}INT{bits}": f"i{bits}" for sign in ("", "U") for bits in (2, 4, 8, 16, 32, 64)},
+    "FLOAT8E4M3FN": "f8E4M3FN",
+    "FLOAT8E4M3FNUZ": "f8E4M3FNUZ",
+    "FLOAT8E5M2": "f8E5M2",
+    "FLOAT8E5M2FNUZ": "f8E5M2FNUZ",
+    "FLOAT8E8M0": "f8E8M0FNU",
+}
+_ONNX_SUFFIX = ".onnx"
+_ONNX_HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` reports details."
+_READER_SECONDS = 60.0
+_MAX_NAMES = 12
+_MLIR_SUFFIXES = (".mlir", ".mlirbc")
+_STABLEHLO_VERSION = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\0")
+
+
+def read_onnx(
+    path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] | None = None, function: str = ""
+) -> UserProgram:
+    """Read an ONNX file for its spec, without its weights.
+
+    Raises:
+        UsageError: the file cannot be read, has inputs that are not tensors, lacks an input named in `shapes`, or has
+            another function.
+    """
+    try:
+        import onnx  # noqa: PLC0415 - of the importer's extra
+    except ImportError as error:
+        hint = "pip install 'iree-gauntlet[iree]'"
+        raise UsageError("--program reads ONNX files, and onnx is not installed", hint) from error
+    try:
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
+    # Protobuf raises different exceptions in different versions.
+    except Exception as error:
+        raise UsageError(f"--program {path} is not an ONNX file, or damaged", _ONNX_HINT) from error
+    graph = model.graph
+    if not graph.output:
+        raise UsageError(f"--program {path} is not an ONNX file, or an empty one: it has no outputs", _ONNX_HINT)
+    data = tuple(path.parent / name for name in list_data_files(path))
+    if missing_files := [item for item in data if not item.is_file()]:
+        message = f"--program {path} keeps weights in {missing_files[0].name}, which does not exist"
+        raise UsageError(message, f"Put it into {path.parent.resolve()}.")
+    overrides, get_name = shapes or {}, onnx.TensorProto.DataType.Name
+    inputs = tuple(_read_onnx_input(path, value, get_name, overrides.get(value.name)) for value in list_inputs(graph))
+    require_known_inputs(path, overrides, (item.name for item in inputs))
+    if function not in ("", graph.name):
+        message = f"--function {function}: the function of {path.name} is {graph.name}"
+        raise UsageError(message, "An ONNX file has one function: leave the option out.")
+
+    def get_dtype(element_type: int) -> str:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(element_type).name) if element_type else ""
+
+    return UserProgram(
+        path,
+        path.name if path.suffix.lower() == _ONNX_SUFFIX else f"{path.name}{_ONNX_SUFFIX}",
+        make_model_name(name or path.stem),
+        graph.name,
+        inputs,
+        tuple(ProgramOutput(value.name, get_dtype(value.type.tensor_type.elem_type)) for value in graph.output),
+        _has_f64(model),
+        opset=max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0),
+        data=data,
+        model=model,
+    )
+
+
+def _read_onnx_input(path: Path, value: Any, get_name: Any, given_shape: tuple[int, ...] | None) -> ProgramInput:
+    tensor = value.type.tensor_type
+    type_name = get_name(tensor.elem_type) if value.type.HasField("tensor_type") else value.type.WhichOneof("value")
+    element_type = _ELEMENT_TYPES.get(type_name)
+    if element_type is None:
+        message = f"--program {path}: input {value.name} is of {type_name}, which no spec supports as an input"
+        raise UsageError(message, f"Expected tensors of {', '.join(sorted(set(_ELEMENT_TYPES.values())))}.")
+    # A size is open if it is named, missing or -1; 0 is a size.
+    sizes = [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or f"?{axis}"
+        for axis, dim in enumerate(tensor.shape.dim)
+    ]
+    return make_input(value.name, element_type, sizes, given_shape)
+
+
+def _has_f64(model: Any) -> bool:
+    """Return True if a value or a weight is f64, or is cast to f64."""
+    from onnx import TensorProto  # noqa: PLC0415 - the caller has it
+
+    graph = model.graph
+    types = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {tensor.data_type for tensor in graph.initializer}
+    for node in walk_nodes(model):
+        types |= {attribute.i if attribute.name == "to" else attribute.t.data_type for attribute in node.attribute}
+    return TensorProto.DOUBLE in types
+
+
+@dataclass(frozen=True, slots=True)
+class _MlirValue(Recorded):
+    """An input or output of a function; `read_mlir.py` describes it."""
+
+    name: str
+    type: str
+    dtype: str
+    element_type: str
+    shape: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _MlirFunction(Recorded):
+    name: str
+    inputs: tuple[_MlirValue, ...]
+    outputs: tuple[_MlirValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface(Recorded):
+    """The answer of `read_mlir`."""
+
+    dialects: tuple[str, ...]
+    functions: tuple[_MlirFunction, ...]
+    has_f64: bool
+    longest_sum: int
+    state: tuple[str, ...]
+    onnx: dict[str, str]
+    onnx_problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ReaderPlan(Recorded):
+    model: str
+    folder: str
+    memory_bytes: int
+
+
+def read_mlir(
+    path: Path,
+    workers: ReferenceWorkers,
+    python: str,
+    *,
+    name: str = "",
+    function: str = "",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    title: str = "",
+) -> UserProgram:
+    """Read the interface of a program in MLIR, by IREE's parser in another process.
+
+    Args:
+        path: text or bytecode.
+        workers: start the process.
+        python: the Python that has IREE's compiler.
+        name: the name of the model; by default that of the file.
+        function: the function; needed if several are public.
+        shapes: sizes by the names of inputs.
+        title: the program in messages; by default its file.
+
+    Raises:
+        UsageError: the parser refuses the file, it has no such function, or the function has inputs or outputs that
+            are no tensors of numbers.
+        GauntletError: the parser crashed, or ran too long.
+    """
+    title = title or f"--program {path}"
+    plan = _ReaderPlan(str(path.absolute()), str(workers.folder), get_memory_limit())
+    text = f"{title}: IREE's parser does not take it as MLIR"
+    try:
+        interface = workers.run_worker("read_mlir", text, plan, _Interface, python=python, seconds=_READER_SECONDS)
+    except GauntletError as error:
+        raise UsageError(error.message, _explain_refusal(path)) from error
+    chosen = _choose_function(title, interface.functions, function)
+    overrides = shapes or {}
+    inputs = tuple(_read_mlir_input(title, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
+    require_known_inputs(path, overrides, (item.name for item in inputs))
+    if not chosen.outputs:
+        raise UsageError(f"{title}: @{chosen.name} returns nothing: there is nothing to check", "")
+    if strange := next((value for value in chosen.outputs if not value.dtype), None):
+        message = f"{title}: @{chosen.name} returns {strange.type}: only tensors of numbers can be compared"
+        raise UsageError(message, "Return tensors: `tensor<4xf32>`.")
+    notes = []
+    if interface.state:
+        state = list_first(interface.state, _MAX_NAMES)
+        notes.append(f"it has state ({state}): what is checked is the first call")
+    restored = interface.onnx.get(chosen.name)
+    if interface.onnx_problem:
+        notes.append(f"its operators of ONNX cannot be put together to an ONNX file: {interface.onnx_problem}")
+    return UserProgram(
+        path,
+        path.name if path.suffix in _MLIR_SUFFIXES else f"{path.name}.mlir",
+        make_model_name(name or path.stem),
+        chosen.name,
+        inputs,
+        tuple(ProgramOutput(value.name, value.dtype) for value in chosen.outputs),
+        interface.has_f64,
+        model=_load_model(restored),
+        restored=Path(restored) if restored else None,
+        dialects=interface.dialects,
+        longest_sum=interface.longest_sum,
+        notes=tuple(notes),
+    )
+
+
+def _choose_function(title: str, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
+    names = [item.name for item in functions]
+    if not functions:
+        message = f"{title}: it has no public function with a body"
+        raise UsageError(message, "A private function cannot be called: remove `private` from the one to check.")
+    if name and name not in names:
+        raise UsageError(
+            f"{title}: --function {name}: there is no such function", f"Its functions: {', '.join(names)}."
+        )
+    if not name and len(functions) > 1:
+        message = f"{title}: {len(functions)} functions are public: {list_first(names, _MAX_NAMES)}"
+        raise UsageError(message, f"Choose one: --function {names[0]}.")
+    return functions[names.index(name)] if name else functions[0]
+
+
+def _read_mlir_input(
+    title: str, function: _MlirFunction, value: _MlirValue, given_shape: tuple[int, ...] | None
+) -> ProgramInput:
+    if not value.element_type:
+        message = f"{title}: input {value.name} of @{function.name} is {value.type}"
+        raise UsageError(message, "Only tensors of numbers have inputs in a spec: `tensor<4xf32>`, `tensor<f32>`.")
+    sizes = [f"?{axis}" if size is None else size for axis, size in enumerate(value.shape)]
+    return make_input(value.name, value.element_type, sizes, given_shape, value.dtype)
+
+
+def _load_model(restored: str | None) -> Any:
+    """Load the ONNX file that operators in MLIR were put together to, which tells what inputs they accept."""
+    if not restored:
+        return None
+    import onnx  # noqa: PLC0415 - the file was made with it
+
+    return onnx.load(restored)
+
+
+def _explain_refusal(path: Path) -> str:
+    """Return what to do if the parser refuses a file."""
+    with path.open("rb") as file:
+        version = _STABLEHLO_VERSION.search(file.read(64))
+    if version:
+        return f"It is of StableHLO {version[1].decode()}; if this IREE reads only older ones, export for one of them."
+    return "It must be MLIR of IREE's dialects, as text or bytecode; `iree-opt FILE` reports details."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +329,7 @@ class _JaxExport(Recorded):
     kept: tuple[int, ...]
 
 
-def _read_onnx(path: Path, request: _Request, _: ReferenceSources) -> UserProgram:
-    program = read_onnx(path, request.name, request.shapes)
-    if request.function not in ("", program.function):
-        message = f"--function {request.function}: the function of {path.name} is {program.function}"
-        raise UsageError(message, "An ONNX file has one function: leave the option out.")
-    return program
-
-
-def _read_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
+def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
     if path.suffix == _PYTHON_SUFFIX:
         raise UsageError(f"--program {path} is a Python file", f"Name a function in it, of JAX: {path}:FUNCTION.")
     python = sources.toolchain.compiler.python
@@ -95,11 +339,7 @@ def _read_mlir(path: Path, request: _Request, sources: ReferenceSources, title: 
     return read_mlir(path, sources.workers, python, shapes=request.shapes, **names)
 
 
-def _read_jax(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
-    return _export_jax(path, "", sources, request)
-
-
-def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _Request) -> UserProgram:
+def _export_jax(path: Path, request: _Request, sources: ReferenceSources, function: str = "") -> UserProgram:
     """Read a program of JAX, which is exported as StableHLO first, in a Python that has jax.
 
     Raises:
@@ -115,7 +355,7 @@ def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _
     except GauntletError as error:
         raise UsageError(error.message, "docs/start/own-model.md describes what is taken of JAX.") from error
     name = request.name or function or path.stem
-    program = _read_mlir(Path(answer.artifact), replace(request, name=name), sources, title)
+    program = _parse_mlir(Path(answer.artifact), replace(request, name=name), sources, title)
     dropped = answer.arguments - len(answer.kept)
     note = f"the program does not use {pluralize(dropped, 'argument')}: the model has no input for it"
     return replace(
@@ -127,7 +367,7 @@ def _export_jax(path: Path, function: str, sources: ReferenceSources, request: _
     )
 
 
-def _contains(path: Path, content: bytes) -> bool:
+def _has_bytes(path: Path, content: bytes) -> bool:
     """Return whether a file has some bytes anywhere."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
         return contents.find(content) >= 0
@@ -153,14 +393,14 @@ def _is_text(head: bytes) -> bool:
     return True
 
 
-def _starts_with(*magic: bytes) -> Callable[[bytes, Path], bool]:
+def _match_magic(*magic: bytes) -> Callable[[bytes, Path], bool]:
     return lambda head, _: head.startswith(magic)
 
 
 # The first that matches. ONNX files have no magic number: they are what their parser accepts.
 _KINDS = (
     ProgramKind("an empty file", lambda head, _: not head),
-    ProgramKind("MLIR as bytecode", _starts_with(_MLIR_MAGIC), _read_mlir),
+    ProgramKind("MLIR as bytecode", _match_magic(_MLIR_MAGIC), _parse_mlir),
     ProgramKind(
         "a TFLite model", lambda head, _: head[4:8] == b"TFL3", hint="Convert it to ONNX first, such as with tf2onnx."
     ),
@@ -181,19 +421,23 @@ _KINDS = (
         lambda head, path: head.startswith(b"PK") and _has_names(path, "data.pkl"),
         hint=_TORCH_HINT,
     ),
-    ProgramKind("a zip archive", _starts_with(b"PK\3\4")),
-    ProgramKind("a gzip archive", _starts_with(b"\x1f\x8b"), hint="Unpack it first."),
-    ProgramKind("an HDF5 file, such as of Keras", _starts_with(b"\x89HDF"), hint=_TORCH_HINT),
+    ProgramKind("a zip archive", _match_magic(b"PK\3\4")),
+    ProgramKind("a gzip archive", _match_magic(b"\x1f\x8b"), hint="Unpack it first."),
+    ProgramKind("an HDF5 file, such as of Keras", _match_magic(b"\x89HDF"), hint=_TORCH_HINT),
     ProgramKind(
-        "a pickle, such as of PyTorch", _starts_with(b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), hint=_TORCH_HINT
+        "a pickle, such as of PyTorch", _match_magic(b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), hint=_TORCH_HINT
     ),
-    ProgramKind("weights in GGUF, without a program", _starts_with(b"GGUF")),
+    ProgramKind("weights in GGUF, without a program", _match_magic(b"GGUF")),
     ProgramKind("weights in safetensors, without a program", lambda head, _: head[8:10] == b'{"', hint=_TORCH_HINT),
-    ProgramKind("an ELF file", _starts_with(b"\x7fELF")),
-    ProgramKind("a serialised export of JAX", lambda _, path: _contains(path, _EXPORTED_STABLEHLO), _read_jax),
-    ProgramKind("an array of NumPy", _starts_with(b"\x93NUMPY"), hint="Inputs are given with --data."),
-    ProgramKind("text", lambda head, _: _is_text(head), _read_mlir),
-    ProgramKind("an ONNX model", lambda *_: True, _read_onnx),
+    ProgramKind("an ELF file", _match_magic(b"\x7fELF")),
+    ProgramKind("a serialised export of JAX", lambda _, path: _has_bytes(path, _EXPORTED_STABLEHLO), _export_jax),
+    ProgramKind("an array of NumPy", _match_magic(b"\x93NUMPY"), hint="Inputs are given with --data."),
+    ProgramKind("text", lambda head, _: _is_text(head), _parse_mlir),
+    ProgramKind(
+        "an ONNX model",
+        lambda *_: True,
+        lambda path, request, _: read_onnx(path, request.name, request.shapes, request.function),
+    ),
 )
 
 
@@ -208,7 +452,7 @@ def read_program(
     request = _Request(name, function, shapes)
     module, _, function_name = str(path).rpartition(":")
     if module.endswith(_PYTHON_SUFFIX) and function_name and Path(module).is_file():
-        return _export_jax(Path(module), function_name, sources, request)
+        return _export_jax(Path(module), request, sources, function_name)
     if not path.is_file():
         message = "is a folder" if path.is_dir() else "no such file"
         hint = "A model behind a URL needs no file: docs/start/own-model.md#2-the-model" if ":/" in str(path) else ""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - read by its type
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 # The size in place of a size that the file leaves open.
@@ -55,9 +59,21 @@ class ProgramOutput:
     name: str
     dtype: str
 
+    def check(self, folder: Path, array: Array) -> Array:
+        """Check that the expected output of a folder has the type that the program declares, and return it."""
+        message = f"--data {folder}: output {self.name} is {array.dtype}"
+        if array.dtype.name not in ELEMENT_TYPES:
+            raise UsageError(
+                f"{message}, which IREE's tools do not support", "Only tensors of numbers can be compared."
+            )
+        expected_type = self.dtype or array.dtype.name
+        if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):
+            raise UsageError(message, f"The model gives {expected_type}.")
+        return array
+
 
 @dataclass(frozen=True, slots=True)
-class JaxSource:
+class JaxSource(Recorded):
     """A program of JAX: a serialised export, or a function of a Python file; its Python has jax.
 
     Attributes:
@@ -118,7 +134,7 @@ class UserProgram:
         """True if a run imports it first."""
         return self.opset is not None
 
-    def onnx_import(self, types: Iterable[str]) -> dict[str, Any]:
+    def make_import_options(self, types: Iterable[str]) -> dict[str, Any]:
         """Return the import's options for inputs of these types: the open sizes, and a newer opset if it is too old."""
         if self.opset is None:
             return {}

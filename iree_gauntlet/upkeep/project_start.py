@@ -33,7 +33,7 @@ from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
-from iree_gauntlet.upkeep.golden_record import make_sources, record, reference_workers
+from iree_gauntlet.upkeep.golden_record import make_sources, open_reference_workers, record
 from iree_gauntlet.upkeep.input_choices import (
     NPY_MAGIC,
     InputData,
@@ -114,7 +114,7 @@ def init(request: InitRequest) -> ExitCode:
 def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> ExitCode:
     """Add a program to a project as a model, with inputs that it runs on, and record its outputs."""
     code = ExitCode.OK
-    with reference_workers() as workers, open_file_transaction() as writing:
+    with open_reference_workers() as workers, open_file_transaction() as writing:
         sources = make_sources(workers, request, ToolchainRequest(), NetworkRequest())
         shapes = parse_shapes(request.shape)
         path = Path(request.program)
@@ -461,7 +461,7 @@ def _list_model_files(
         json.loads((_TEMPLATE / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
         for kind in (REGRESSIONS, BENCHMARKS)
     )
-    onnx_import = program.onnx_import(choice.type for choice in choices)
+    onnx_import = program.make_import_options(choice.type for choice in choices)
     contents = list(map(make_file_content, outputs))
     entries: list[dict[str, str]] = []
     for index, (array, content) in enumerate(zip(outputs, contents, strict=True)):

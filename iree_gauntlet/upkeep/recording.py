@@ -29,7 +29,7 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.mlir_program import read_mlir
+from iree_gauntlet.upkeep.program_kinds import read_mlir
 from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, is_weak, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
 

@@ -30,21 +30,17 @@ from iree_gauntlet.steps import Command
 from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.upkeep.programs import JaxSource  # noqa: TC001 - read by its type
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.expected_outputs import describe_array, measure_excess
-from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, format_tensor_type, get_float_type, pack_bytes
+from iree_gauntlet.workers.iree_side.expected_outputs import choose_tolerances, describe_array, measure_excess
+from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, format_tensor_type, pack_bytes
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
-from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance, choose_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.upkeep.programs import UserProgram
-
-    Array = NDArray[Any]
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
@@ -237,7 +233,7 @@ class EngineOutput(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer(Recorded):
-    """The answer of an engine; `engine_plan.py` describes it."""
+    """The answer of an engine; `expected_outputs.py` describes it."""
 
     taken: int
     tells: bool
@@ -249,7 +245,7 @@ class EngineAnswer(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class EngineRun(Recorded):
-    """The plan of an engine; `engine_plan.py` describes it."""
+    """The plan of an engine; `expected_outputs.py` describes it."""
 
     model: str
     function: str
@@ -258,8 +254,20 @@ class EngineRun(Recorded):
     dtypes: tuple[str, ...]
     cwd: str
     folder: str
-    options: dict[str, Any]
+    options: Recorded | None
     memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _IreeTools(Recorded):
+    """The options of `run_iree.py`, which describes them."""
+
+    compile: str
+    run_module: str
+    flags: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    version: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +278,7 @@ class ReferenceEngine:
         name: its name in provenances, and of the worker's engine.
         title: its name for people.
         worker: the worker that runs it, in `python`.
+        options: the options of the worker.
         weak: True for IREE itself.
     """
 
@@ -277,7 +286,7 @@ class ReferenceEngine:
     title: str
     worker: str
     python: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Recorded | None = None
     weak: bool = False
 
 
@@ -359,13 +368,14 @@ class EngineReference:
     ) -> ReferenceResult:
         engine, answer = taken
         arrays = [output.read() for output in answer.outputs]
-        others = [output.read() for output in second[1].outputs] if second else [None] * len(arrays)
-        if len(others) != len(arrays):
-            raise GauntletError(f"{engine.title} gives {len(arrays)} outputs, and another engine {len(others)}")
-        tolerances = self._choose_tolerances(plan, arrays, self._run_exactly(plan, answer), others)
+        second_arrays = [output.read() for output in second[1].outputs] if second else [None] * len(arrays)
+        if len(second_arrays) != len(arrays):
+            raise GauntletError(f"{engine.title} gives {len(arrays)} outputs, and another engine {len(second_arrays)}")
+        trios = zip(arrays, self._run_exactly(plan, answer), second_arrays, strict=True)
+        tolerances = choose_tolerances(plan.tolerances, trios, self.program.longest_sum)
         outputs = []
-        for index, (declared, item, array, other) in enumerate(
-            zip(self.program.outputs, answer.outputs, arrays, others, strict=True)
+        for index, (declared, item, array, second_array) in enumerate(
+            zip(self.program.outputs, answer.outputs, arrays, second_arrays, strict=True)
         ):
             try:
                 kind = format_tensor_type(declared.name, array)
@@ -373,11 +383,9 @@ class EngineReference:
                 raise UsageError(f"{self.program.file_name}: {error}") from error
             file = Path(plan.folder) / f"output_{index}.bin"
             file.write_bytes(pack_bytes(array))
-            facts = {**describe_array(array), "shape": array.shape}
-            excess = measure_excess(array, other, tolerances)
-            outputs.append(
-                ModelOutput(declared.name, kind, file, differs=item.differs, other=excess, optimised=None, **facts)
-            )
+            excess = measure_excess(array, second_array, tolerances)
+            facts = asdict(describe_array(array))
+            outputs.append(ModelOutput(declared.name, kind, file, differs=item.differs, other=excess, **facts))
         version = answer.version
         title = f"{engine.title} of IREE {version}" if engine.weak else ""
         return ReferenceResult(
@@ -396,24 +404,6 @@ class EngineReference:
             second=second[0].title if second else "",
             exported_from=self.program.source,
         )
-
-    def _choose_tolerances(
-        self,
-        plan: ReferencePlan,
-        arrays: Sequence[Array],
-        exact: Sequence[Array | None],
-        others: Sequence[Array | None],
-    ) -> dict[str, OutputTolerance]:
-        elements = dict.fromkeys(filter(None, map(get_float_type, arrays)))
-        if plan.tolerances is not None:
-            limits = plan.tolerances
-            return {name: OutputTolerance(limits[name], limits["rtol"], "as the spec says") for name in elements}
-        trios = list(zip(arrays, exact, others, strict=True))
-        longest_sum = self.program.longest_sum
-        return {
-            name: choose_tolerance(name, [trio for trio in trios if get_float_type(trio[0]) == name], longest_sum)
-            for name in elements
-        }
 
 
 _Reference = OnnxReference | EngineReference
@@ -469,18 +459,11 @@ class ReferenceRow:
     make: Callable[[UserProgram, ReferenceSources], _Reference | str]
 
 
-def _make_onnx(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
-    if not importlib.util.find_spec("onnxruntime"):
-        return "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
-    return OnnxReference(sources.workers, program.restored or program.path, bool(program.restored))
-
-
 def _make_jax(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     source = program.source
     if source is None:
         return "it is not of JAX"
-    options = {"source": str(source.path.absolute()), "function": source.function, "kept": source.kept}
-    jax = ReferenceEngine("jax", "JAX", "run_jax", source.python, options)
+    jax = ReferenceEngine("jax", "JAX", "run_jax", source.python, source)
     interpreter = ReferenceEngine("interpreter", "StableHLO's interpreter", "run_stablehlo", source.python)
     exact = replace(jax, name="jax-f64") if source.function else None
     return EngineReference(sources.workers, program, (jax, interpreter), exact)
@@ -512,44 +495,45 @@ def _make_iree(program: UserProgram, sources: ReferenceSources) -> _Reference | 
     if other is not None:
         ways[1:] = ways[:1]
         ways[0] = ("iree-other", "llvm-cpu", other, _GENERIC_CPU)
-    outputs = [{"dtype": output.dtype} for output in program.outputs]
-    engines = (
-        ReferenceEngine(
-            name,
-            title,
-            "run_iree",
-            "",
-            {
-                "compile": toolchain.compiler.compile,
-                "run_module": toolchain.runtime.run_module,
-                "flags": [_LOCAL, *flags, *sources.flags, *((KEEP_F64,) if program.has_f64 else ())],
-                "outputs": outputs,
-                "version": toolchain.compiler.release or toolchain.compiler.version,
-                "seconds": _IREE_SECONDS,
-            },
-            weak=True,
+    dtypes = tuple(output.dtype for output in program.outputs)
+    engines = []
+    for name, title, toolchain, flags in ways:
+        tools = _IreeTools(
+            toolchain.compiler.compile,
+            toolchain.runtime.run_module,
+            (_LOCAL, *flags, *sources.flags, *((KEEP_F64,) if program.has_f64 else ())),
+            dtypes,
+            toolchain.compiler.release or toolchain.compiler.version,
+            _IREE_SECONDS,
         )
-        for name, title, toolchain, flags in ways
-    )
+        engines.append(ReferenceEngine(name, title, "run_iree", "", tools, weak=True))
     return EngineReference(sources.workers, program, tuple(engines))
 
 
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 _STABLEHLO = frozenset(("stablehlo", "vhlo", "chlo"))
-
-
-def _is_stablehlo(program: UserProgram) -> bool:
-    dialects = set(program.dialects)
-    return bool(dialects & _STABLEHLO) and dialects <= _STABLEHLO | {"func", "shape", "tensor"}
+_WITH_STABLEHLO = _STABLEHLO | {"func", "shape", "tensor"}
 
 
 # The strongest first.
 _REFERENCES = (
     ReferenceRow(
-        "onnxruntime and onnx's evaluator", lambda program: program.is_onnx or bool(program.restored), _make_onnx
+        "onnxruntime and onnx's evaluator",
+        lambda program: program.is_onnx or bool(program.restored),
+        lambda program, sources: (
+            OnnxReference(sources.workers, program.restored or program.path, bool(program.restored))
+            if importlib.util.find_spec("onnxruntime")
+            else "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
+        ),
     ),
     ReferenceRow("JAX's own call", lambda program: program.source is not None, _make_jax),
-    ReferenceRow("XLA and StableHLO's interpreter", _is_stablehlo, _make_stablehlo),
+    ReferenceRow(
+        "XLA and StableHLO's interpreter",
+        lambda program: (
+            bool(_STABLEHLO.intersection(program.dialects)) and _WITH_STABLEHLO.issuperset(program.dialects)
+        ),
+        _make_stablehlo,
+    ),
     ReferenceRow("IREE another way", lambda program: not program.is_onnx, _make_iree),
 )
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from iree_gauntlet.upkeep.input_choices import InputChoice, generate_input_sets
-from iree_gauntlet.upkeep.onnx_program import read_onnx
+from iree_gauntlet.upkeep.program_kinds import read_onnx
 from tests.support.own_models import F32, I64, ValueInfo, make_node, write_model
 
 if TYPE_CHECKING:

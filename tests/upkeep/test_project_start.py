@@ -22,7 +22,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep import project_start
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import generate_input_sets
-from iree_gauntlet.upkeep.onnx_program import read_onnx
+from iree_gauntlet.upkeep.program_kinds import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.spec_goldens import FileChange, emit_changes
 from tests.support.checkout import needs_git
@@ -397,7 +397,7 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
     benchmarked = [choice.for_benchmark for choice in choices]
     assert [text.partition("=")[0] for text in benchmarked] == ["2x3xf16", "2x8xi64", "i1", "5xi8"]
     assert benchmarked[2] == "i1=01", "bits are hexadecimal"
-    assert program.onnx_import(choice.type for choice in choices) == {"shapes": {"ids": [2, 8]}, "opset": 17}
+    assert program.make_import_options(choice.type for choice in choices) == {"shapes": {"ids": [2, 8]}, "opset": 17}
 
 
 def test_without_a_project_the_two_ways_on_are_named(empty: Path) -> None:

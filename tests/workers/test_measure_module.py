@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, read_device_memory
 from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
@@ -74,7 +74,7 @@ _TWO_MEET = """
 import sys, threading
 from iree_gauntlet.workers.iree_side.device_context import OpenDevice, DeviceProgram
 device = OpenDevice("local-task")
-here, there = device.fence(), device.fence()
+here, there = device.make_fence(), device.make_fence()
 meetings = [(here, there), (there, here)]
 programs = [DeviceProgram(device, [sys.argv[1]], [], "meet") for _ in meetings]
 threads = [threading.Thread(target=program.invoke, args=(fences,)) for program, fences in zip(programs, meetings)]
@@ -301,8 +301,8 @@ def test_an_element_type_that_is_not_known_here() -> None:
 def test_memory_has_a_peak_and_a_device_counts_once() -> None:
     device, again = OpenDevice("local-task"), OpenDevice("local-task")
     kept = device.push(np.zeros(1 << 20, np.uint8), "ui8")
-    found = device_memory([device, again])
-    assert found == device_memory([device])
+    found = read_device_memory([device, again])
+    assert found == read_device_memory([device])
     del kept
     assert found["device_bytes_peak"] >= 1 << 20
     assert found["device_bytes_allocated"] - found["device_bytes_freed"] >= 1 << 20

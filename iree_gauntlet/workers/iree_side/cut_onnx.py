@@ -60,7 +60,7 @@ from iree_gauntlet.workers.iree_side.import_onnx import (
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 # The maximum size of a protobuf message, and so of a model that is processed in memory.
@@ -124,7 +124,7 @@ def _list_outer_values(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output if value.name not in inner_names)
 
 
-def _describe(model: onnx.ModelProto, published_model: onnx.ModelProto) -> dict[str, Any]:
+def _describe(model: onnx.ModelProto, published_model: onnx.ModelProto) -> dict[str, object]:
     graph = model.graph
     constants = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
     numbers_by_outputs = {tuple(node.output): number for number, node in enumerate(published_model.graph.node, 1)}
@@ -201,7 +201,7 @@ def _repeat(tensor: onnx.TensorProto, count: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.resize(values.ravel()[:count], values.shape), tensor.name)
 
 
-def _answer(document: dict[str, Any]) -> dict[str, Any]:
+def _answer(document: Mapping[str, object]) -> dict[str, object]:
     try:
         return _answer_describe(document) if "prepared" in document else _answer_cut(read_plan(_CutPlan, document))
     except InputError as error:
@@ -210,7 +210,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(str(error)) from error
 
 
-def _answer_describe(document: dict[str, Any]) -> dict[str, Any]:
+def _answer_describe(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(_DescribePlan, document)
     path = Path(plan.model)
     if path.stat().st_size > _MAX_MODEL_BYTES:
@@ -225,7 +225,7 @@ def _answer_describe(document: dict[str, Any]) -> dict[str, Any]:
     return _describe(model, published_model)
 
 
-def _answer_cut(plan: _CutPlan) -> dict[str, Any]:
+def _answer_cut(plan: _CutPlan) -> dict[str, object]:
     target, model = Path(plan.onnx), _cut(load_onnx(Path(plan.model)), plan)
     onnx.save(model, target)
     if plan.mlir:

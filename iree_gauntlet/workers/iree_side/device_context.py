@@ -90,7 +90,7 @@ class OpenDevice:
             raise PlanError(f"an output has the element type {element_type:#x}, which is unknown")
         return self._types[element_type]
 
-    def fence(self) -> Fence:
+    def make_fence(self) -> Fence:
         """Make a fence that the device can signal."""
         return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
 
@@ -155,7 +155,7 @@ class DeviceProgram:
         Returns:
             The outputs, and a fence. After this fence outputs may be read; before, calls that wait for it may use them.
         """
-        done_fence = self.device.fence()
+        done_fence = self.device.make_fence()
         start_fence = self.device.runtime.HalFence(0) if wait_fence is None else wait_fence
         return self._invoke(self._async_function, [*arguments, start_fence, done_fence]), done_fence
 
@@ -169,7 +169,7 @@ class DeviceProgram:
         return [results.get_as_object(index, runtime.HalBufferView) for index in range(len(results))]
 
 
-def device_memory(devices: Iterable[OpenDevice]) -> dict[str, int]:
+def read_device_memory(devices: Iterable[OpenDevice]) -> dict[str, int]:
     """Return the runtime's memory statistics in bytes, of all devices together; empty if it was built without them.
 
     `device_bytes_peak` and `host_bytes_peak` are the largest total allocations since the process began (for several

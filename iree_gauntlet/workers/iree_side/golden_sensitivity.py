@@ -96,7 +96,7 @@ def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield tensor
 
 
-def _answer(document: dict[str, Any]) -> dict[str, Any]:
+def _answer(document: Mapping[str, object]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
 
     plan = read_plan(_SensitivityPlan, document)

@@ -50,11 +50,11 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, read_device_memory
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_arrays, read_plan, run_worker_main, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -188,7 +188,7 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     return (clock() - start_ns) / _OVERHEAD_TOKENS / _NS_PER_US
 
 
-def measure(document: dict[str, Any]) -> dict[str, Any]:
+def measure(document: Mapping[str, object]) -> dict[str, object]:
     """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(GenerationPlan, document)
     generations, warm_up = plan.generations, plan.warm_up
@@ -224,7 +224,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
         "logits": write_arrays(plan.outputs, "logits", logits),
         "overhead_us": overhead_us(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "device_memory": device_memory([device]),
+        "device_memory": read_device_memory([device]),
     }
 
 

@@ -50,12 +50,12 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import OpenDevice, read_device_memory
 from iree_gauntlet.workers.iree_side.measure_module import ContextPlan, load_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_arrays, read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     # Time in ms, resident bytes, the part of these that is mapped from files, and the device's bytes.
     Sample = tuple[float, int, int, int | None]
@@ -133,7 +133,7 @@ class MemorySampler:
             resident, mapped_size = (
                 int(word) * self._page_bytes for word in (_PROC_SELF / "statm").read_text().split()[1:3]
             )
-            statistics = device_memory([self.device]) if self.device else {}
+            statistics = read_device_memory([self.device]) if self.device else {}
             device_bytes = (
                 statistics["device_bytes_allocated"] - statistics["device_bytes_freed"] if statistics else None
             )
@@ -154,7 +154,7 @@ class _MemoryPlan(ContextPlan):
     interval_ms: float
 
 
-def measure(document: dict[str, Any]) -> dict[str, Any]:
+def measure(document: Mapping[str, object]) -> dict[str, object]:
     """Sample memory as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_MemoryPlan, document)
     interval_ms, device_count = plan.interval_ms, len(plan.devices)
@@ -181,7 +181,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
         "samples": sampler.samples,
         "interval_ms": sampler.interval_ms,
         "exact_peaks": sampler.exact_peaks,
-        "device_memory": device_memory([sampler.device]),
+        "device_memory": read_device_memory([sampler.device]),
     }
 
 

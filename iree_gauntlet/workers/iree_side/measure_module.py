@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, read_device_memory
 from iree_gauntlet.workers.iree_side.plan_file import (
     PlanError,
     call_times,
@@ -66,7 +66,7 @@ from iree_gauntlet.workers.iree_side.plan_file import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.workers.iree_side.device_context import View
     from iree_gauntlet.workers.iree_side.plan_file import Array, TypedArray
@@ -249,7 +249,7 @@ def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
     return [Context(program, inputs, in_flight, plan.fetch, carry) for program in programs]
 
 
-def measure(document: dict[str, Any]) -> dict[str, Any]:
+def measure(document: Mapping[str, object]) -> dict[str, object]:
     """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_ModulePlan, document)
     inputs = read_arrays(plan.inputs)
@@ -272,7 +272,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
 
 def make_metrics(
     contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the times and memory of an answer.
 
     `starts` are the start of loading and the start and end of the first call; `call_ns` has groups' times by context.
@@ -286,7 +286,7 @@ def make_metrics(
         "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in call_ns],
         "pushed": "async" if contexts[0].pushed_async else "one by one",
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "device_memory": device_memory(context.program.device for context in contexts),
+        "device_memory": read_device_memory(context.program.device for context in contexts),
     }
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _MIN_CALLS = 3
@@ -102,7 +102,7 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
     return 2 * source.nbytes / best
 
 
-def measure(document: dict[str, Any]) -> dict[str, Any]:
+def measure(document: Mapping[str, object]) -> dict[str, object]:
     """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_RooflinePlan, document)
     sizes, min_bytes = plan.matrix_sizes, 8 * plan.threads

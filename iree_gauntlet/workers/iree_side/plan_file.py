@@ -49,7 +49,7 @@ class PlanError(Exception):
     """The plan cannot be used as requested; the text is one line."""
 
 
-def read_plan(plan_type: type[_Plan], document: Mapping[str, Any]) -> _Plan:
+def read_plan(plan_type: type[_Plan], document: Mapping[str, object]) -> _Plan:
     """Read a plan into a dataclass whose fields are its keys; ignore unknown keys; raise KeyError for a missing key."""
     field_names = [
         field.name
@@ -110,12 +110,12 @@ def read_arrays(entries: Sequence[Mapping[str, Any]], folder: Path = Path()) -> 
     return arrays
 
 
-def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
+def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, object]]:
     """Write arrays as `<name>_0.npy`, …; each is (type, bits), and bits are None if the array was not fetched.
 
     If `folder` is empty, no files are written. Return one {file, type, shape} per array; no shape if not fetched.
     """
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     for index, (type_name, array) in enumerate(arrays):
         file = ""
         if folder and array is not None:
@@ -126,7 +126,7 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | Non
     return entries
 
 
-def run_worker_main(argv: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+def run_worker_main(argv: Sequence[str], measure: Callable[[dict[str, Any]], Mapping[str, object]]) -> int:
     """Run the main function of a worker: read the plan, measure, and print the answer as JSON; return the exit code.
 
     `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if

@@ -28,21 +28,36 @@ import math
 import re
 import sys
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 if __name__ == "__main__":
     # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, run_worker_main
-from iree_gauntlet.workers.iree_side.restore_onnx import is_onnx_operator, restore
+from iree_gauntlet.workers.iree_side.mlir_bindings import read_narrow_elements, read_string
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, find_dtype
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import onnx
+
+    from iree_gauntlet.workers.iree_side.mlir_bindings import (
+        IrAttribute,
+        IrBlock,
+        IrModule,
+        IrOperation,
+        IrRegion,
+        IrValue,
+    )
+    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 _LOCATION_NAME = re.compile(r'loc\("([A-Za-z_][\w.]*)"(?:\(.*\))?\)\Z', re.DOTALL)
@@ -67,51 +82,98 @@ _SUMS = re.compile(
 # The size in place of an open one, for the estimate of sums.
 _ASSUMED_SIZE = 8
 _MAX_SUM = 1 << 24
+# Of ONNX operators in MLIR: `torch.operator "onnx.…"`.
+_OPERATOR = "torch.operator"
+_PREFIX = "onnx."
+_ATTRIBUTE_PREFIX = "torch.onnx."
+_META_PREFIX = "torch.onnx_meta."
+_DEFAULT_OPSET, _DEFAULT_IR_VERSION = 17, 8
+# The attributes of graphs, in the order of the regions.
+_GRAPHS = {"If": ("else_branch", "then_branch"), "Loop": ("body",), "Scan": ("body",)}
+_RESOURCE = re.compile(r"dense_resource<([^>]+)> : tensor<((?:\d+x)*)(\w+)>\Z")
+_RESOURCE_TEXT = re.compile(r'^\s*("?[\w.$:/-]+"?): "0x([0-9A-Fa-f]*)"', re.MULTILINE)
+_ALIGNMENT_BYTES = 4
+_MAX_RESOURCE_BYTES = 1 << 28
+# NumPy's types by MLIR's names of elements.
+_HOST_TYPES = {
+    **{f"f{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    **{
+        f"{sign}{bits}": f"<{kind}{bits // 8}"
+        for sign, kind in (("i", "i"), ("si", "i"), ("ui", "u"))
+        for bits in (8, 16, 32, 64)
+    },
+    "i1": "|b1",
+}
+_NARROW_TYPES = {"bf16": "bfloat16", "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
 
 
-def _read_type(text: str) -> dict[str, Any]:
-    """Return the type, elements and sizes of a value, by the text of its type."""
-    entry: dict[str, Any] = {"type": text, "dtype": "", "element_type": "", "shape": []}
+@dataclass(frozen=True, slots=True)
+class _InterfacePlan:
+    model: str
+    folder: str
+
+    def parse(self) -> IrModule:
+        """Parse the program; raise a PlanError if that fails."""
+        try:
+            from iree.compiler import ir  # noqa: PLC0415 - only this program's Python has it
+        except ImportError as error:
+            raise PlanError(f"no IREE compiler in {sys.executable}: {error}") from error
+        content = Path(self.model).read_bytes()
+        try:
+            module: IrModule = ir.Module.parse(content, ir.Context())
+        # A module that its verifier rejects is another exception than text that does not parse.
+        except Exception as error:
+            raise PlanError(_describe_error(error)) from error
+        return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """An input or output of a function; an open size is None."""
+
+    name: str
+    type: str
+    dtype: str
+    element_type: str
+    shape: list[int | None]
+
+
+def _read_type(text: str, name: str = "") -> _Tensor:
+    """Describe a value by the text of its type."""
     match = _TENSOR.match(text) or _VERSIONED_TENSOR.match(text) or _TORCH_TENSOR.match(text)
     if match is None:
-        return entry
+        return _Tensor(name, text, "", "", [])
     sizes = re.split("[x,]", match[1].rstrip("x")) if match[1] else []
     dtype = _DTYPES.get(match[2], "")
-    return entry | {
-        "dtype": dtype,
-        "element_type": ELEMENT_TYPES.get(dtype, ""),
-        "shape": [None if size == "?" else int(size) for size in sizes],
-    }
+    shape = [None if size == "?" else int(size) for size in sizes]
+    return _Tensor(name, text, dtype, ELEMENT_TYPES.get(dtype, ""), shape)
 
 
-def _read_string(operation: Any, name: str) -> str:
-    """Return a text attribute, also one of the versioned StableHLO; empty if it is missing."""
-    if name not in operation.attributes:
-        return ""
-    match = re.fullmatch(r'(?:#vhlo\.string_v\d+<)?"(.*?)">?', str(operation.attributes[name]), re.DOTALL)
-    return match[1] if match else ""
-
-
-def _name_inputs(arguments: Sequence[Any]) -> list[str]:
+def _list_inputs(operation: IrOperation) -> list[_Tensor]:
+    """Describe a function's arguments, by the names of their locations if each has one of its own."""
+    arguments = operation.regions[0].blocks[0].arguments
     names = [match[1] if (match := _LOCATION_NAME.match(str(item.location))) else "" for item in arguments]
     counts = Counter(names)
-    return [name if name and counts[name] == 1 else f"arg{index}" for index, name in enumerate(names)]
+    return [
+        _read_type(str(item.type), name if name and counts[name] == 1 else f"arg{index}")
+        for index, (name, item) in enumerate(zip(names, arguments, strict=True))
+    ]
 
 
-def _list_outputs(operation: Any) -> list[str]:
-    """Return the types of a function's results."""
+def _list_outputs(operation: IrOperation) -> list[_Tensor]:
+    """Describe a function's results."""
     from iree.compiler import ir  # noqa: PLC0415 - only this program's Python has it
 
-    block = operation.regions[0].blocks[0]
     try:
-        return [str(item) for item in ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value).results]
+        types = ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value).results
     except ValueError:
         # The type of a function of the versioned StableHLO has no bindings: its return has the values.
-        *_, terminator = block.operations
-        return [str(value.type) for value in terminator.operands]
+        *_, terminator = operation.regions[0].blocks[0].operations
+        types = [value.type for value in terminator.operands]
+    return [_read_type(str(item), f"output_{index}") for index, item in enumerate(types)]
 
 
-def _list_functions(module: Any) -> Iterator[Any]:
+def _list_functions(module: IrModule) -> Iterator[IrOperation]:
     """Yield the public functions that have a body."""
     for item in module.body.operations:
         operation = item.operation
@@ -119,17 +181,17 @@ def _list_functions(module: Any) -> Iterator[Any]:
         if (
             is_function
             and len(operation.regions[0].blocks)
-            and _read_string(operation, "sym_visibility") in ("", "public")
+            and read_string(operation, "sym_visibility") in ("", "public")
         ):
             yield operation
 
 
-def _count_values(value: Any) -> int:
-    sizes = _read_type(str(value.type))["shape"]
+def _count_values(value: IrValue) -> int:
+    sizes = _read_type(str(value.type)).shape
     return math.prod(_ASSUMED_SIZE if size is None else size for size in sizes)
 
 
-def _estimate_sum(operation: Any) -> int:
+def _estimate_sum(operation: IrOperation) -> int:
     """Estimate the number of products in each sum of an operation: of a matrix product M×K · K×N it is K."""
     counts = [_count_values(value) for value in operation.operands]
     result = max([1, *(_count_values(value) for value in operation.results)])
@@ -138,32 +200,23 @@ def _estimate_sum(operation: Any) -> int:
     return min(_MAX_SUM, max([estimate, *(count // result for count in counts)]))
 
 
-def _read(plan: dict[str, Any]) -> dict[str, Any]:
-    try:
-        from iree.compiler import ir  # noqa: PLC0415 - see above
-    except ImportError as error:
-        raise PlanError(f"no IREE compiler in {sys.executable}: {error}") from error
+def _read(document: Mapping[str, object]) -> dict[str, object]:
+    plan = read_plan(_InterfacePlan, document)
+    module = plan.parse()
+    from iree.compiler import ir  # noqa: PLC0415 - see above
 
-    context = ir.Context()
-    content = Path(plan["model"]).read_bytes()
-    try:
-        module = ir.Module.parse(content, context)
-    # A module that its verifier rejects is another exception than text that does not parse.
-    except Exception as error:
-        raise PlanError(_describe_error(error)) from error
     dialects: set[str] = set()
     state: list[str] = []
     longest_sum, has_f64, has_onnx = 1, False, False
 
-    def visit(item: Any) -> Any:
+    def visit(item: IrOperation) -> object:
         nonlocal longest_sum, has_f64, has_onnx
         operation = item.operation
         dialects.add(operation.name.partition(".")[0])
-        has_onnx = has_onnx or is_onnx_operator(operation)
+        has_onnx = has_onnx or _is_onnx_operator(operation)
         if operation.name == "util.global" and "is_mutable" in operation.attributes:
-            state.append(_read_string(operation, "sym_name"))
-        texts = [str(value.type) for value in operation.results]
-        has_f64 = has_f64 or any(_read_type(text)["element_type"] == "f64" for text in texts)
+            state.append(read_string(operation, "sym_name"))
+        has_f64 = has_f64 or any(_read_type(str(value.type)).element_type == "f64" for value in operation.results)
         if _SUMS.search(operation.name) or has_onnx:
             longest_sum = max(longest_sum, _estimate_sum(operation))
         return ir.WalkResult.ADVANCE
@@ -172,19 +225,14 @@ def _read(plan: dict[str, Any]) -> dict[str, Any]:
     functions = []
     onnx_files, onnx_problem = {}, ""
     for operation in _list_functions(module):
-        name = _read_string(operation, "sym_name")
-        arguments = list(operation.regions[0].blocks[0].arguments)
-        inputs = [
-            {"name": name, **_read_type(str(item.type))}
-            for name, item in zip(_name_inputs(arguments), arguments, strict=True)
-        ]
-        outputs = [{"name": f"output_{i}", **_read_type(text)} for i, text in enumerate(_list_outputs(operation))]
-        functions.append({"name": name, "inputs": inputs, "outputs": outputs})
-        has_f64 = has_f64 or any(item["element_type"] == "f64" for item in inputs)
+        name = read_string(operation, "sym_name")
+        inputs, outputs = _list_inputs(operation), _list_outputs(operation)
+        functions.append({"name": name, "inputs": [*map(asdict, inputs)], "outputs": [*map(asdict, outputs)]})
+        has_f64 = has_f64 or any(item.element_type == "f64" for item in inputs)
         if has_onnx:
-            file = Path(plan["folder"]) / f"function_{len(functions)}.onnx"
+            file = Path(plan.folder) / f"function_{len(functions)}.onnx"
             try:
-                restore(module, operation, inputs, outputs, file)
+                _restore(module, operation, inputs, outputs, file)
                 onnx_files[name] = str(file)
             except PlanError as error:
                 onnx_problem = str(error)
@@ -206,6 +254,212 @@ def _describe_error(error: Exception) -> str:
             place = f"line {match[1]}, column {match[2]}: " if match[1] else ""
             return place + match[3].strip().removesuffix("'")[:300]
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _is_onnx_operator(operation: IrOperation) -> bool:
+    """Return whether an operation is an operator of ONNX."""
+    return operation.name == _OPERATOR and read_string(operation, "name").startswith(_PREFIX)
+
+
+def _restore(
+    module: IrModule, function: IrOperation, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor], file: Path
+) -> None:
+    """Write a function of ONNX operators as an ONNX file, with inputs and outputs as described.
+
+    This is the inverse of IREE's importer. Only operators of ONNX are understood; any other operation is an error, so
+    that a file is either what the function computes or does not exist. Subtleties of the importer's output:
+    - The regions of `onnx.If` are in the order of its attributes' names: else first.
+    - A missing optional input is the result of `torch.constant.none`.
+    - Initializers are `onnx.Constant` operators. Large ones are resources, which the bindings only print, in
+      hexadecimal; their first four bytes are an alignment.
+    - Operators do not have their domain. If ONNX lacks an operator, its domain is the model's other one.
+
+    Raises:
+        PlanError: the function has something that ONNX lacks, or that cannot be read.
+    """
+    try:
+        import onnx  # noqa: PLC0415 - a Python with IREE's compiler may lack it
+        from onnx import helper  # noqa: PLC0415
+    except ImportError as error:
+        raise PlanError(f"onnx is not installed: {error}") from error
+    meta = {name.removeprefix(_META_PREFIX): value for name, value in _list_attributes(function)}
+    opset, ir_version = (
+        int(meta[name].value) if name in meta else default
+        for name, default in (("opset_version", _DEFAULT_OPSET), ("ir_version", _DEFAULT_IR_VERSION))
+    )
+    versions = {item.name: int(item.attr.value) for item in meta.get("opset_versions", ())}
+    restorer = _Restorer(_read_resources(module), opset, versions)
+    for item in (*inputs, *outputs):
+        if not item.dtype:
+            raise PlanError(f"{item.name} is {item.type}")
+    block = function.regions[0].blocks[0]
+    restorer.values |= {value: item.name for value, item in zip(block.arguments, inputs, strict=True)}
+    nodes, results = restorer.read_block(block)
+    nodes += [helper.make_node("Identity", [name], [item.name]) for name, item in zip(results, outputs, strict=True)]
+    graph = helper.make_graph(nodes, "main_graph", [*map(_declare, inputs)], [*map(_declare, outputs)])
+    model = helper.make_model(
+        graph,
+        ir_version=ir_version,
+        opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(*item) for item in versions.items())],
+    )
+    onnx.save(model, str(file))
+
+
+def _declare(tensor: _Tensor) -> onnx.ValueInfoProto:
+    """Return an input or output of a graph."""
+    from onnx import helper  # noqa: PLC0415 - the caller has it
+
+    element_type = helper.np_dtype_to_tensor_dtype(find_dtype(tensor.dtype))
+    # Each open size has a name of its own, since nothing says that two are equal.
+    sizes = [f"{tensor.name}_{axis}" if size is None else size for axis, size in enumerate(tensor.shape)]
+    return helper.make_tensor_value_info(tensor.name, element_type, sizes)
+
+
+def _list_attributes(operation: IrOperation) -> Iterator[tuple[str, IrAttribute]]:
+    """Yield the attributes of an operation by name; IREE's older bindings yield objects in place of names."""
+    for item in operation.attributes:
+        name = getattr(item, "name", item)
+        yield name, operation.attributes[name]
+
+
+def _read_resources(module: IrModule) -> dict[str, str]:
+    """Return the content of all resources in hexadecimal; the bindings have no other way than to print the module."""
+    text = str(module)
+    start = text.rfind("dialect_resources: {")
+    return (
+        {match[1].strip('"'): match[2] for match in _RESOURCE_TEXT.finditer(text, max(0, start))} if start >= 0 else {}
+    )
+
+
+class _Restorer:
+    """Reads the operators of a function; `values` has the names of values in ONNX."""
+
+    def __init__(self, resources: Mapping[str, str], opset: int, versions: Mapping[str, int]) -> None:
+        self.values: dict[IrValue, str] = {}
+        self._resources, self._opset, self._domains = resources, opset, versions
+        self._count = 0
+
+    def read_block(self, block: IrBlock) -> tuple[list[onnx.NodeProto], list[str]]:
+        """Return a block's operators, and the names of the values that its last operation returns."""
+        nodes = []
+        *operations, terminator = block.operations
+        for item in operations:
+            operation = item.operation
+            if operation.name == "torch.constant.none":
+                self.values[operation.results[0]] = ""
+            elif _is_onnx_operator(operation):
+                nodes.append(self._read_operator(operation))
+            else:
+                raise PlanError(f"{operation.name} is not an operator of ONNX")
+        return nodes, [self._name(value) for value in terminator.operands]
+
+    def _name(self, value: IrValue) -> str:
+        """Return the ONNX name of a value that an operator takes."""
+        name = self.values.get(value)
+        if name is None:
+            raise PlanError(f"{value.get_name()} is not a value of this function")
+        return name
+
+    def _add(self, value: IrValue) -> str:
+        """Give a new value a name that no other value has, not even one of another region."""
+        self._count += 1
+        name = self.values[value] = f"value_{self._count}"
+        return name
+
+    def _read_operator(self, operation: IrOperation) -> onnx.NodeProto:
+        from onnx import helper  # noqa: PLC0415 - the caller has it
+
+        kind = read_string(operation, "name").removeprefix(_PREFIX)
+        domain = self._find_domain(kind)
+        attributes = {
+            name.removeprefix(_ATTRIBUTE_PREFIX): self._read_attribute(value)
+            for name, value in _list_attributes(operation)
+            if name.startswith(_ATTRIBUTE_PREFIX)
+        }
+        inputs = [self._name(value) for value in operation.operands]
+        graph_names = _GRAPHS.get(kind, ())
+        if len(operation.regions) != len(graph_names):
+            raise PlanError(f"{kind} has {len(operation.regions)} regions")
+        for name, region in zip(graph_names, operation.regions, strict=True):
+            attributes[name] = self._read_graph(name, region)
+        outputs = [self._add(value) for value in operation.results]
+        node = helper.make_node(kind, inputs, outputs, domain=domain)
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(attributes.items()))
+        return node
+
+    def _find_domain(self, kind: str) -> str:
+        from onnx import defs  # noqa: PLC0415 - the caller has it
+
+        try:
+            defs.get_schema(kind, self._opset, "")
+        except defs.SchemaError:
+            if len(self._domains) != 1:
+                raise PlanError(f"{kind} is not an operator of ONNX, version {self._opset}") from None
+            return next(iter(self._domains))
+        return ""
+
+    def _read_graph(self, name: str, region: IrRegion) -> onnx.GraphProto:
+        """Read a region; values of the same name outside of it keep their names."""
+        from onnx import TensorProto, helper  # noqa: PLC0415 - the caller has it
+
+        outer_values = dict(self.values)
+        block = region.blocks[0]
+        inputs = [helper.make_tensor_value_info(self._add(item), 0, None) for item in block.arguments]
+        for value in inputs:
+            value.ClearField("type")
+        nodes, results = self.read_block(block)
+        # A graph's output must be made in it.
+        names = []
+        for result in results:
+            self._count += 1
+            names.append(f"value_{self._count}")
+            nodes.append(helper.make_node("Identity", [result], [names[-1]]))
+        outputs = [helper.make_tensor_value_info(item, TensorProto.UNDEFINED, None) for item in names]
+        for value in outputs:
+            value.ClearField("type")
+        self.values = outer_values
+        return helper.make_graph(nodes, name, inputs, outputs)
+
+    def _read_attribute(self, attribute: IrAttribute) -> object:
+        from iree.compiler import ir  # noqa: PLC0415 - only this program's Python has it
+        from onnx import numpy_helper  # noqa: PLC0415 - the caller has it
+
+        match attribute:
+            case ir.IntegerAttr() | ir.FloatAttr() | ir.StringAttr():
+                return attribute.value
+            case ir.ArrayAttr():
+                return [self._read_attribute(item) for item in attribute]
+        return numpy_helper.from_array(self._read_tensor(attribute))
+
+    def _read_tensor(self, attribute: IrAttribute) -> Array:
+        match = _RESOURCE.match(str(attribute)[:1000])
+        if match is None:
+            return _read_elements(attribute)
+        if match[1].strip('"') not in self._resources:
+            raise PlanError(f"the resource {match[1]} has no content")
+        text = self._resources[match[1].strip('"')]
+        if len(text) > 2 * _MAX_RESOURCE_BYTES or match[3] not in _HOST_TYPES:
+            raise PlanError(f"the resource {match[1]} is too large, or of {match[3]}")
+        content = bytes.fromhex(text)[_ALIGNMENT_BYTES:]
+        shape = [int(size) for size in match[2].split("x") if size]
+        dtype = np.dtype(_HOST_TYPES[match[3]])
+        if len(content) != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+            raise PlanError(f"the resource {match[1]} is not of the size that its type says")
+        return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _read_elements(attribute: IrAttribute) -> Array:
+    """Read a constant with its values in the text."""
+    match = re.search(r"tensor<((?:\d+x)*)(\w+)>\Z", str(attribute.type))
+    if match is None:
+        raise PlanError(f"an attribute is {str(attribute)[:80]}")
+    shape = [int(size) for size in match[1].split("x") if size]
+    if match[2] in _HOST_TYPES:
+        return np.array(attribute).astype(_HOST_TYPES[match[2]]).reshape(shape)
+    try:
+        return read_narrow_elements(attribute, find_dtype(_NARROW_TYPES[match[2]])).reshape(shape)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"a constant is of {match[2]}") from error
 
 
 if __name__ == "__main__":

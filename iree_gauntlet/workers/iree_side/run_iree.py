@@ -2,11 +2,11 @@
 
     python run_iree.py PLAN.json
 
-`engine_plan.py` describes plan and answer. The options are
+`expected_outputs.py` describes plan and answer. The options are
 
     {"compile": "/…/iree-compile", "run_module": "/…/iree-run-module",
      "flags": ["--iree-hal-target-device=local", …],          of iree-compile
-     "outputs": [{"dtype": "float32", "shape": [null, 4]}],   the declared types of outputs
+     "dtypes": ["float32", "int64"],                          the declared types of outputs
      "version": "3.13.0", "seconds": 600}                     the time limit of each process
 
 What IREE computes another way is evidence, but not that of a reference: a fault of the common parts is not seen.
@@ -21,19 +21,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.engine_plan import EnginePlan, run_sets
+from iree_gauntlet.workers.iree_side.expected_outputs import EnginePlan, run_sets
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, read_input
 from iree_gauntlet.workers.iree_side.plan_file import read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
@@ -47,7 +47,7 @@ class _Tools:
     compile: str
     run_module: str
     flags: list[str]
-    outputs: list[dict[str, Any]]
+    dtypes: list[str]
     version: str
     seconds: float
 
@@ -69,9 +69,9 @@ def _run_process(argv: Sequence[str], cwd: str, seconds: float) -> str:
     raise InferenceFailedError(f"{name} ended with {end}{f': {text}' if text else ''}")
 
 
-def _run(document: dict[str, Any]) -> dict[str, Any]:
+def _run(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(EnginePlan, document)
-    tools = read_plan(_Tools, plan.options)
+    tools = read_plan(_Tools, plan.options or {})
     module = Path(plan.folder) / f"{plan.engine}.vmfb"
     _run_process([tools.compile, plan.model, "-o", str(module), *tools.flags], plan.folder, tools.seconds)
     argv = [tools.run_module, "--device=local-task", f"--module={module}", f"--function={plan.function}"]
@@ -82,13 +82,13 @@ def _run(document: dict[str, Any]) -> dict[str, Any]:
         found = _RESULT_LINE.findall(
             _run_process([*argv, *flags, "--output_max_element_count=1"], plan.cwd, tools.seconds)
         )
-        if len(found) != len(tools.outputs):
-            raise InferenceFailedError(f"it has {len(found)} results that are tensors, not {len(tools.outputs)}")
+        if len(found) != len(tools.dtypes):
+            raise InferenceFailedError(f"it has {len(found)} results that are tensors, not {len(tools.dtypes)}")
         files = [Path(plan.folder) / f"{plan.engine}_raw_{index}.bin" for index in range(len(found))]
         _run_process([*argv, *flags, *(f"--output=@{file}" for file in files)], plan.cwd, tools.seconds)
         return [
-            read_input(f"{sizes}{element}=@{file}", plan.cwd, output["dtype"])
-            for (sizes, element), file, output in zip(found, files, tools.outputs, strict=True)
+            read_input(f"{sizes}{element}=@{file}", plan.cwd, dtype)
+            for (sizes, element), file, dtype in zip(found, files, tools.dtypes, strict=True)
         ]
 
     return run_sets(plan, tools.version, run)

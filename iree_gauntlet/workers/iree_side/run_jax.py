@@ -14,8 +14,8 @@ function for a serialised one. The answer:
                                                   values
      "arguments": 3, "kept": [0, 2]}              the number of arguments, and those that the program uses
 
-With an `engine` in the plan, `engine_plan.py` describes plan and answer: `jax` runs the program as JAX does, `jax-f64`
-the function with f64 in place of f16, bf16 and f32. `options` are `{"source": "/…/m.py", "function": "f",
+With an `engine` in the plan, `expected_outputs.py` describes plan and answer: `jax` runs the program as JAX does,
+`jax-f64` the function with f64 in place of f16, bf16 and f32. `options` are `{"path": "/…/m.py", "function": "f",
 "kept": [0, 2]}`.
 """
 
@@ -25,13 +25,13 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 # XLA must round to f16 and bf16 where the program does; the variables are read when jax is imported.
-os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.update(XLA_FLAGS="--xla_allow_excess_precision=false", JAX_PLATFORMS="cpu")
 
 import numpy as np
 
@@ -40,12 +40,12 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.engine_plan import EnginePlan, run_sets
+from iree_gauntlet.workers.iree_side.expected_outputs import EnginePlan, run_sets
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
@@ -63,20 +63,60 @@ class _ExportingPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class _SourcePlan:
+    path: str
+    function: str
+    kept: list[int]
+
+
+class _ArrayLike(Protocol):
+    """An array, or the description of one; an open size is no integer."""
+
+    shape: Sequence[object]
+    dtype: np.dtype[np.generic]
+
+
+class _JaxProgram(Protocol):
+    """The fields of `jax.export.Exported` that are used."""
+
+    nr_devices: int
+    module_kept_var_idx: Sequence[int]
+    mlir_module_serialized: bytes
+    in_avals: Sequence[_ArrayLike]
+    in_tree: object
+
+    def call(self, *arguments: object, **named_arguments: object) -> object:
+        """Call the program."""
+
+
+@dataclass(frozen=True, slots=True)
 class _UserFunction:
     """A function of a user's file, with its arguments as the file gives them."""
 
-    call: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+    def call(self, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool) -> object:
+        """Call the function; the arrays are its arguments of the given numbers, and the other ones are not used."""
+        jax = _import_jax()
+        leaves, tree = jax.tree_util.tree_flatten(self.arguments)
+        given = dict(zip(kept, arrays, strict=True))
+        values = []
+        for index, leaf in enumerate(leaves):
+            array = given.get(index, _make_zeros(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
+            is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
+            values.append(array.astype(np.float64) if is_widened else array)
+        return jax.jit(self.function)(*jax.tree_util.tree_unflatten(tree, values))
 
 
-def _import_jax() -> Any:
+def _import_jax() -> ModuleType:
     try:
         import jax  # noqa: PLC0415 - only this program's Python has it
         import jax.export  # noqa: PLC0415
     except ImportError as error:
         raise PlanError(f"no jax in {sys.executable}: {error}") from error
-    return jax
+    module: ModuleType = jax
+    return module
 
 
 def _describe(error: Exception) -> str:
@@ -109,7 +149,7 @@ def _load_function(path: Path, name: str) -> _UserFunction:
     return _UserFunction(call, tuple(arguments))
 
 
-def _export(document: dict[str, Any]) -> dict[str, Any]:
+def _export(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(_ExportingPlan, document)
     jax = _import_jax()
     # IREE's parser does not know the dialect of the new partitioner.
@@ -119,19 +159,21 @@ def _export(document: dict[str, Any]) -> dict[str, Any]:
         function = _load_function(path, plan.function)
         leaves = jax.tree_util.tree_leaves(function.arguments)
         try:
-            exported = jax.export.export(jax.jit(function.call), platforms=["cpu"])(*function.arguments)
+            exported = jax.export.export(jax.jit(function.function), platforms=["cpu"])(*function.arguments)
         # Tracing runs the user's function, which may raise anything.
         except Exception as error:
             raise PlanError(f"{plan.function} cannot be exported: {_describe(error)}") from error
     else:
-        exported = _read_export(jax, path)
+        exported = _read_export(path)
     if exported.nr_devices != 1:
         raise PlanError(f"it is for {exported.nr_devices} devices")
     kept = sorted(exported.module_kept_var_idx)
     artifact = Path(plan.folder) / "export.mlirbc"
     artifact.write_bytes(exported.mlir_module_serialized)
     examples = ""
-    arrays = [np.asarray(leaves[index]) for index in kept if leaves and not _is_shape(jax, leaves[index])]
+    arrays = [
+        np.asarray(leaves[index]) for index in kept if leaves and not isinstance(leaves[index], jax.ShapeDtypeStruct)
+    ]
     if kept and len(arrays) == len(kept) and all(array.dtype.kind in _NPY_KINDS for array in arrays):
         examples = str(Path(plan.folder) / "examples")
         Path(examples).mkdir()
@@ -140,34 +182,44 @@ def _export(document: dict[str, Any]) -> dict[str, Any]:
     return {"artifact": str(artifact), "examples": examples, "arguments": len(exported.in_avals), "kept": kept}
 
 
-def _is_shape(jax: Any, leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _read_export(jax: Any, path: Path) -> Any:
+def _read_export(path: Path) -> _JaxProgram:
+    jax = _import_jax()
     try:
-        return jax.export.deserialize(bytearray(path.read_bytes()))
+        exported: _JaxProgram = jax.export.deserialize(bytearray(path.read_bytes()))
     # The flatbuffer's reader checks nothing: damage may raise anything.
     except Exception as error:
         raise PlanError(f"jax {jax.__version__} cannot read it as an export: {_describe(error)}") from error
+    return exported
 
 
-def _run(document: dict[str, Any]) -> dict[str, Any]:
+def _bind_program(source: _SourcePlan, *, is_wide: bool) -> Callable[[Sequence[Array]], object]:
+    """Return the function that calls a program with the arguments that it uses; the other ones are zeros."""
+    if source.function:
+        return partial(_load_function(Path(source.path), source.function).call, source.kept, is_wide=is_wide)
+    exported = _read_export(Path(source.path))
+
+    def call(arrays: Sequence[Array]) -> object:
+        given = dict(zip(sorted(exported.module_kept_var_idx), arrays, strict=True))
+        leaves = [given.get(index, _make_zeros(item)) for index, item in enumerate(exported.in_avals)]
+        args, kwargs = _import_jax().tree_util.tree_unflatten(exported.in_tree, leaves)
+        return exported.call(*args, **kwargs)
+
+    return call
+
+
+def _run(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(EnginePlan, document)
     jax = _import_jax()
-    source, name = Path(plan.options["source"]), plan.options["function"]
+    source = read_plan(_SourcePlan, plan.options or {})
     is_wide = plan.engine == "jax-f64"
-    function = _load_function(source, name) if name else None
-    exported = _read_export(jax, source) if function is None else None
+    call = _bind_program(source, is_wide=is_wide)
     if is_wide or any(item.endswith("64") for item in plan.dtypes):
         # Only now, since a file's own random weights are others in this mode.
         jax.config.update("jax_enable_x64", True)
 
     def run(_: list[str], arrays: list[Array]) -> list[Array]:
         try:
-            if function is not None:
-                return _call_function(jax, function, plan.options["kept"], arrays, is_wide=is_wide)
-            return _call_export(jax, exported, arrays)
+            return [np.asarray(value) for value in jax.tree_util.tree_leaves(call(arrays))]
         # The same holds as for the export.
         except Exception as error:
             raise InferenceFailedError(_describe(error)) from error
@@ -175,37 +227,10 @@ def _run(document: dict[str, Any]) -> dict[str, Any]:
     return run_sets(plan, jax.__version__, run)
 
 
-def _call_export(jax: Any, exported: Any, arrays: Sequence[Array]) -> list[Array]:
-    """Call an export; arguments that its program does not use are zeros."""
-    given = dict(zip(sorted(exported.module_kept_var_idx), arrays, strict=True))
-    leaves = [given.get(index, _make_zeros(item)) for index, item in enumerate(exported.in_avals)]
-    args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
-    return [np.asarray(value) for value in jax.tree_util.tree_leaves(exported.call(*args, **kwargs))]
-
-
-def _call_function(
-    jax: Any, function: _UserFunction, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool
-) -> list[Array]:
-    """Call a function; the arrays are its arguments of the given numbers, and the other ones are not used."""
-    leaves, tree = jax.tree_util.tree_flatten(function.arguments)
-    given = dict(zip(kept, arrays, strict=True))
-    values = []
-    for index, leaf in enumerate(leaves):
-        array = given.get(index, _make_zeros(leaf) if _is_shape(jax, leaf) else leaf)
-        is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
-        values.append(array.astype(np.float64) if is_widened else array)
-    results = jax.jit(function.call)(*jax.tree_util.tree_unflatten(tree, values))
-    return [np.asarray(value) for value in jax.tree_util.tree_leaves(results)]
-
-
-def _make_zeros(value: Any) -> Array:
+def _make_zeros(value: _ArrayLike) -> Array:
     """Make an argument that a program does not use; open sizes are 1."""
     return np.zeros([size if isinstance(size, int) else 1 for size in value.shape], value.dtype)
 
 
-def _answer(document: dict[str, Any]) -> dict[str, Any]:
-    return _run(document) if "engine" in document else _export(document)
-
-
 if __name__ == "__main__":
-    sys.exit(run_worker_main(sys.argv, _answer))
+    sys.exit(run_worker_main(sys.argv, lambda plan: _run(plan) if "engine" in plan else _export(plan)))

@@ -55,7 +55,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -69,6 +69,7 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.expected_outputs import (
     NOTHING_TOLD,
     can_discriminate,
+    choose_tolerances,
     describe_array,
     measure_excess,
 )
@@ -90,12 +91,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.trace_dispatches import RawTensor, measure_error
-from iree_gauntlet.workers.iree_side.value_errors import (
-    OutputTolerance,
-    choose_tolerance,
-    find_largest,
-    measure_difference,
-)
+from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance, find_largest, measure_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -200,7 +196,7 @@ class _ReferenceRun:
         return values <= _MAX_EVALUATOR_VALUES and sum(1 for _ in walk_nodes(self.model)) <= _MAX_EVALUATOR_NODES
 
 
-def _find_expected(plan: _RunPlan) -> dict[str, Any]:
+def _find_expected(plan: _RunPlan) -> dict[str, object]:
     path = Path(plan.model)
     model = load_model(path)
     reference, notes = load_reference(path, model)
@@ -239,7 +235,7 @@ def _find_expected(plan: _RunPlan) -> dict[str, Any]:
                 "name": name,
                 "type": types[name],
                 "file": str(file),
-                **describe_array(array),
+                **asdict(describe_array(array)),
                 "differs": name in unstable,
                 "optimised": measure_excess(array, (fast or {}).get(name), tolerances),
                 "other": measure_excess(array, (second or {}).get(name), tolerances),
@@ -297,7 +293,7 @@ def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
     """Describe outputs whose shape is not as declared: the model is wrong, or its inputs do not fit it."""
     messages = []
     for value in model.graph.output:
-        array: Any = outputs[value.name]
+        array: object = outputs[value.name]
         _, shape = read_declared_type(value)
         if not isinstance(array, np.ndarray) or not shape:
             # A model may omit an output's shape, which then looks like the shape of a scalar.
@@ -337,20 +333,13 @@ def _are_apart(outputs: Outputs, other_outputs: Outputs) -> bool:
 def _choose_allowed(
     spec: Mapping[str, float] | None, run: _ReferenceRun, second: Outputs | None
 ) -> dict[str, OutputTolerance]:
-    """Choose the tolerance for each element type: the spec's, or else one derived from the outputs' rounding errors."""
-    elements = dict.fromkeys(filter(None, map(get_float_type, run.outputs.values())))
-    if spec is not None:
-        return {name: OutputTolerance(spec[name], spec["rtol"], "as the spec says") for name in elements}
-    exact = _run_in_f64(run) if elements else None
-    tolerances = {}
-    for element in elements:
-        pairs = [
-            (array, exact[name] if exact else None, second[name] if second else None)
-            for name, array in run.outputs.items()
-            if get_float_type(array) == element
-        ]
-        tolerances[element] = choose_tolerance(element, pairs, _find_longest_sum(run))
-    return tolerances
+    """Choose the tolerance for each element type, as `choose_tolerances` does."""
+    is_free = spec is None and any(map(get_float_type, run.outputs.values()))
+    exact = _run_in_f64(run) if is_free else None
+    trios = [
+        (array, exact[name] if exact else None, second[name] if second else None) for name, array in run.outputs.items()
+    ]
+    return choose_tolerances(spec, trios, _find_longest_sum(run) if is_free else 1)
 
 
 def _find_handed_through(run: _ReferenceRun, name: str) -> int | None:
@@ -422,14 +411,14 @@ class _HoldPlan:
     sides: dict[str, list[str]]
     tolerances: dict[str, float]
 
-    def keep(self, part: str, index: int, name: str, array: Array) -> dict[str, Any]:
+    def keep(self, part: str, index: int, name: str, array: Array) -> dict[str, object]:
         """Save an input or an output to a file; return its entry of the answer."""
         file = Path(self.folder) / f"{self.name}_{part}_{index}.bin"
         file.write_bytes(pack_bytes(array))
         kind = format_tensor_type(name, array)
         return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": array.shape, "file": str(file)}
 
-    def hold(self, index: int, name: str, array: Array) -> dict[str, Any]:
+    def hold(self, index: int, name: str, array: Array) -> dict[str, object]:
         """Save an output, and measure the errors of the other sides."""
         reference = RawTensor(array.shape, format_tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
         errors = {}
@@ -451,7 +440,7 @@ class _HoldPlan:
         return {**output_entry, "largest": reference.find_largest(), "error": errors, "wrong": wrong}
 
 
-def _hold_sides(plan: _HoldPlan) -> dict[str, Any]:
+def _hold_sides(plan: _HoldPlan) -> dict[str, object]:
     session = OnnxRuntime(Path(plan.model))
     arrays = read_inputs(plan.inputs, plan.cwd, session.inputs)
     results = session.run(arrays)
@@ -463,7 +452,7 @@ def _hold_sides(plan: _HoldPlan) -> dict[str, Any]:
     return {"onnxruntime": session.version, "inputs": inputs, "outputs": outputs}
 
 
-def _answer(plan: dict[str, Any]) -> dict[str, Any]:
+def _answer(plan: Mapping[str, object]) -> dict[str, object]:
     return _hold_sides(read_plan(_HoldPlan, plan)) if "sides" in plan else _find_expected(read_plan(_RunPlan, plan))
 
 

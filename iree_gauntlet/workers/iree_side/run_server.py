@@ -120,10 +120,10 @@ class RunServer:
             int(runtime.BufferUsage.MAPPING_SCOPED),
         )
 
-    def answer(self, request: _RunRequest) -> dict[str, Any]:
+    def answer(self, request: _RunRequest) -> dict[str, object]:
         """Run a case; return the answer."""
         wall_start, cpu_start = time.perf_counter(), time.process_time()
-        outputs: list[dict[str, Any]] = []
+        outputs: list[dict[str, object]] = []
         message = ""
         try:
             outputs = self._run(request)
@@ -142,7 +142,7 @@ class RunServer:
             "outputs": outputs,
         }
 
-    def _run(self, request: _RunRequest) -> list[dict[str, Any]]:
+    def _run(self, request: _RunRequest) -> list[dict[str, object]]:
         """Run a case; return descriptions of the outputs, or an empty list if all of them pass."""
         inputs = [read_value(text, request.cwd) for text in request.inputs]
         expected_all = [read_value(text, request.cwd) for text in request.expected]
@@ -315,9 +315,9 @@ def judge_output(
 
 def describe_outputs(
     actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected_count: int, paths: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Describe the outputs of a failing case, including missing ones; save the existing outputs to files."""
-    descriptions: list[dict[str, Any]] = []
+    descriptions: list[dict[str, object]] = []
     for index, value in enumerate(actual):
         descriptions.append(
             {

@@ -182,7 +182,7 @@ class _TraceLog:
         self._folder = Path(plan.folder)
         self._remaining_suspects = plan.keep
         self._started_inputs: dict[str, list[_Pair]] = {}
-        self.dispatches: list[dict[str, Any]] = []
+        self.dispatches: list[dict[str, object]] = []
 
     def add(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_TensorReport]]) -> None:
         """Add the inputs or the outputs of a dispatch; `describe` compares them, with True for inputs."""
@@ -205,7 +205,7 @@ class _TraceLog:
             {"dispatch": name, **tensor_reports, "suspect": suspect, "kept": saved_folder, "call": call}
         )
 
-    def find_unfinished(self) -> list[dict[str, Any]]:
+    def find_unfinished(self) -> list[dict[str, object]]:
         """Return dispatches that started but did not end, each with its last inputs."""
         last_pairs = {name: pairs[-1] for name, pairs in self._started_inputs.items() if pairs}
         return [
@@ -218,7 +218,7 @@ class _TraceLog:
         ]
 
 
-def _compare(plan: _TracePlan) -> dict[str, Any]:
+def _compare(plan: _TracePlan) -> dict[str, object]:
     """Run both sides in parallel."""
     folder, log = Path(plan.folder), _TraceLog(plan)
     target, reference = (
@@ -257,7 +257,7 @@ def _compare(plan: _TracePlan) -> dict[str, Any]:
     return {**trace_report, **exit_codes, "results": list(map(asdict, results))}
 
 
-def _compare_values(plan: _TracePlan) -> dict[str, Any]:
+def _compare_values(plan: _TracePlan) -> dict[str, object]:
     """Run the reference, then the target, and report which tensors of the target the reference does not have."""
     folder = Path(plan.folder)
     index = ValueIndex(plan.tolerances)
@@ -287,7 +287,7 @@ def _name_dispatch(key: str) -> str:
     return key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
 
 
-def _capture(plan: _CapturePlan) -> dict[str, Any]:
+def _capture(plan: _CapturePlan) -> Mapping[str, object]:
     """Run the target; save the inputs of some dispatches when each of these runs for the first time."""
     folder, requested_names = Path(plan.folder), set(plan.capture)
     files_by_name: dict[str, list[dict[str, str]]] = {}
@@ -381,7 +381,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     trace(_RESULTS, program.invoke(arguments))
 
 
-def _answer(document: dict[str, Any]) -> dict[str, Any]:
+def _answer(document: Mapping[str, object]) -> Mapping[str, object]:
     if "capture" in document:
         return _capture(read_plan(_CapturePlan, document))
     plan = read_plan(_TracePlan, document)
