@@ -142,7 +142,7 @@ def _describe_unfinished(root: Path, folder: Path) -> CacheItem:
     item = _describe_path(root, folder, CacheItemKind.UNFINISHED)
     header, blocks = read_partial(folder)
     # All hard links to the download are inside this folder, so nothing is shared.
-    item = replace(item, shared_bytes=0, present=sum(block.stop - block.start for block in merge_blocks(blocks)))
+    item = replace(item, shared_bytes=0, present=sum(block.size for block in merge_blocks(blocks)))
     return replace(item, name=header.url, total=header.size) if header else item
 
 

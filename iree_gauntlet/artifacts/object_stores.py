@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from obstore.store import ObjectStore
 
@@ -251,6 +251,14 @@ class StoreLocation:
     store: ObjectStore
     path: str
     anonymous: bool = False
+
+    def list_objects(self) -> Iterator[tuple[str, int, str | None, str]]:
+        """Yield path, size, tag, and the time of the last change of all objects below the path; errors of obstore."""
+        import obstore  # noqa: PLC0415 - a large library, which few commands need
+
+        for page in obstore.list(self.store, prefix=self.path or None):
+            for entry in page:
+                yield entry["path"], entry["size"], entry["e_tag"], str(entry["last_modified"])
 
 
 def open_store(

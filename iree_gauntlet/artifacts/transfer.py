@@ -60,6 +60,11 @@ class ByteRange:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self.stop - self.start
+
 
 def merge_blocks(byte_ranges: Iterable[ByteRange]) -> list[ByteRange]:
     """Merge ranges that overlap or touch; return the ranges in order."""
@@ -225,7 +230,7 @@ def _verify(
     data: int, entries: list[_RangeEntry], size: int, report_check: Callable[[int, int], None]
 ) -> Iterator[ByteRange]:
     """Yield the ranges whose checksum matches."""
-    total, count = sum(entry.span.stop - entry.span.start for entry in entries), 0
+    total, count = sum(entry.span.size for entry in entries), 0
     for entry in entries:
         span = entry.span
         if not 0 <= span.start < span.stop <= size:
@@ -236,7 +241,7 @@ def _verify(
             position += len(block)
         if position == span.stop and crc32 == entry.crc32:
             yield span
-        count += span.stop - span.start
+        count += span.size
         report_check(count, total)
 
 
@@ -317,7 +322,7 @@ class Transfer:
         with ExitStack() as stack:
             partial, file = previous_attempt or self._request_first_part(stack)
             stack.callback(partial.close)
-            present_bytes = sum(span.stop - span.start for span in partial.spans)
+            present_bytes = sum(span.size for span in partial.spans)
             if previous_attempt:
                 self._require_space(file.size or 0, present_bytes)
             self._received_bytes = present_bytes

@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.history.extract import make_iree_version
-from iree_gauntlet.recorded import read_json
+from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 from iree_gauntlet.records.run_before import RunSummary
 from iree_gauntlet.settings import read_file
@@ -102,12 +102,12 @@ def parse_figures(file: Path, text: bytes, facts: ImportFacts) -> tuple[HistoryR
 
 def _read_document(file: Path, document: Any, facts: ImportFacts) -> Iterable[HistoryRun]:
     match document:
-        case {"benchmarks": _, "context": _}:
-            return _read_google_benchmark(file, document, facts)
-        case {"entries": _}:
-            return _read_data_js(file, document, facts)
-        case {"commit_hash": _, "results": _}:
-            return _read_asv(file, document, facts)
+        case {"benchmarks": rows, "context": context}:
+            return _read_google_benchmark(file, rows, context, facts)
+        case {"entries": entries}:
+            return _read_data_js(file, entries, facts)
+        case {"commit_hash": commit, "results": results}:
+            return _read_asv(file, str(commit), results, document, facts)
         case {"arch": _, "machine": _} if file.name == "machine.json":
             # asv writes this file beside its results, which have the same facts.
             return ()
@@ -157,6 +157,16 @@ def _read_summary(document: Mapping[str, Any]) -> Iterable[HistoryRun]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _JunitAttributes(Recorded):
+    """The attributes of a suite or a test that are read."""
+
+    name: str = ""
+    classname: str = ""
+    time: str = ""
+    timestamp: str = ""
+
+
 class _SafeBuilder(ET.TreeBuilder):
     """A builder that refuses entities, which may unfold to any size."""
 
@@ -171,22 +181,24 @@ def _read_junit(file: Path, text: bytes, facts: ImportFacts) -> Iterable[History
     if root.tag not in ("testsuites", "testsuite"):
         raise _NoFormatError(f"its root is {root.tag[:40]!r}")
     cases, date = [], ""
-    for suite in root.iter("testsuite"):
-        date = date or suite.get("timestamp", "")
-        for test in suite.iterfind("testcase"):
-            verdict = next((_JUNIT_VERDICTS[part.tag] for part in test if part.tag in _JUNIT_VERDICTS), "passed")
-            seconds = _find_number(test.get("time")) if verdict == "passed" else None
+    for element in root.iter("testsuite"):
+        suite = _JunitAttributes.from_dict(element.attrib)
+        date = date or suite.timestamp
+        for part in element.iterfind("testcase"):
+            test = _JunitAttributes.from_dict(part.attrib)
+            verdict = next((_JUNIT_VERDICTS[sign.tag] for sign in part if sign.tag in _JUNIT_VERDICTS), "passed")
+            seconds = _find_number(test.time) if verdict == "passed" else None
             figures = () if seconds is None else (HistoryFigure("test_s", seconds),)
-            model = test.get("classname") or suite.get("name") or file.stem
-            case = HistoryCase(model, test.get("name", ""), "", facts.sku, verdict=verdict, figures=figures)
-            cases.append(case)
+            model = test.classname or suite.name or file.stem
+            cases.append(HistoryCase(model, test.name, "", facts.sku, verdict=verdict, figures=figures))
     yield _run(file, "JUnit", cases, replace(facts, date=facts.date or date))
 
 
-def _read_google_benchmark(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
-    context = document["context"]
+def _read_google_benchmark(
+    file: Path, rows: Iterable[Mapping[str, Any]], context: Mapping[str, Any], defaults: ImportFacts
+) -> Iterable[HistoryRun]:
     rounds: dict[str, list[float]] = {}
-    for row in document["benchmarks"]:
+    for row in rows:
         if row.get("run_type", "iteration") == "iteration" and not row.get("error_occurred"):
             unit = str(row.get("time_unit", "ns"))
             if unit not in _MS_PER_UNIT:
@@ -199,28 +211,30 @@ def _read_google_benchmark(file: Path, document: Mapping[str, Any], defaults: Im
     yield _run(file, "Google Benchmark", cases, facts, int(context.get("num_cpus", 0)), dict(context))
 
 
-def _read_data_js(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
-    for suite, entries in document["entries"].items():
+def _read_data_js(file: Path, suites: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
+    for suite, entries in suites.items():
         for entry in entries:
             more_is_better = _MORE_IS_BETTER.search(str(entry.get("tool", ""))) is not None
             cases = []
             for bench in entry["benches"]:
-                unit, value = str(bench["unit"]), float(bench["value"])
+                unit, value, name = str(bench["unit"]), float(bench["value"]), str(bench["name"])
                 scale = _MS_PER_UNIT.get(_PER_ITERATION.sub("", unit))
                 figure = HistoryFigure(unit or "value", value, more_is_better=more_is_better)
                 if scale is not None and not more_is_better:
                     figure = HistoryFigure("time_ms", value * scale)
-                cases.append(_make_case(suite, str(bench["name"]), defaults.sku, figure))
+                cases.append(_make_case(suite, name, defaults.sku, figure))
             date = _format_milliseconds(entry.get("date")) or defaults.date
             facts = replace(defaults, date=date, commit=str(entry.get("commit", {}).get("id", defaults.commit)))
-            extra = {name: value for name, value in entry.items() if name != "benches"}
+            extra = {key: value for key, value in entry.items() if key != "benches"}
             yield _run(file, "github-action-benchmark", cases, facts, extra=extra)
 
 
-def _read_asv(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
+def _read_asv(
+    file: Path, commit: str, results: Mapping[str, Any], document: Mapping[str, Any], defaults: ImportFacts
+) -> Iterable[HistoryRun]:
     column_names = document.get("result_columns", ["result", "params"])
     cases = []
-    for name, row in document["results"].items():
+    for name, row in results.items():
         fields = dict(zip(column_names, row, strict=False)) if isinstance(row, list) else {"result": row}
         values = fields["result"] if isinstance(fields["result"], list) else [fields["result"]]
         # The labels of a benchmark's parameter combinations, in asv's order.
@@ -237,7 +251,7 @@ def _read_asv(file: Path, document: Mapping[str, Any], defaults: ImportFacts) ->
     parameters = document.get("params", {})
     facts = ImportFacts(
         _format_milliseconds(document.get("date")) or defaults.date,
-        str(document["commit_hash"]),
+        commit,
         str(parameters.get("cpu") or defaults.machine),
     )
     extra = {name: value for name, value in document.items() if name not in ("results", "result_columns")}

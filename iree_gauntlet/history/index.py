@@ -145,7 +145,7 @@ class HistoryIndex:
             rows = database.execute("SELECT * FROM runs WHERE state != ? ORDER BY time, file", (COLLECTION,))
             return [RunIndexEntry(*row) for row in rows]
 
-    def collected(self) -> tuple[CiOrigin, ...]:
+    def find_collected(self) -> tuple[CiOrigin, ...]:
         """Read what was collected from CI: the origins of runs, and the runs of CI that are settled."""
         with self._open() as database:
             rows = database.execute("SELECT collected FROM runs WHERE collected != '{}' ORDER BY time, file")

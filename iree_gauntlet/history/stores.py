@@ -311,10 +311,9 @@ class ObjectHistory:
 
     def list_stamps(self) -> dict[str, str]:
         """Return the stamps of all objects."""
-        with self._open() as (library, location):
-            pages = library.list(location.store, prefix=location.path or None)
-            objects = [entry for page in pages for entry in page]
-        stamps = ((entry["path"].rpartition("/")[2], f"{entry['size']} {entry['e_tag']}") for entry in objects)
+        with self._open() as (_, location):
+            objects = [*location.list_objects()]
+        stamps = ((path.rpartition("/")[2], f"{size} {tag}") for path, size, tag, _ in objects)
         return {name: stamp for name, stamp in stamps if is_history_file(name)}
 
     def read(self, name: str) -> bytes:

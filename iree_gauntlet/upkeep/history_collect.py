@@ -102,7 +102,7 @@ def collect(
             raise UsageError("history.collect: from where?", hint)
         index = HistoryIndex(store)
         index.update()
-        collector = _Collector(store, source, index.collected(), work / "artifact")
+        collector = _Collector(store, source, index.find_collected(), work / "artifact")
         try:
             with explain_disk_errors(work, source.name):
                 collector.collect()

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import obstore
 import pytest
 
-from iree_gauntlet.artifacts import github_artifacts
 from iree_gauntlet.artifacts.object_stores import open_store
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.history import artifact_runs
+from iree_gauntlet.history import artifact_runs, ci_sources
 from iree_gauntlet.history.ci_sources import find_job
 from iree_gauntlet.requests import NetworkRequest
 from iree_gauntlet.settings import Configuration
@@ -406,7 +405,7 @@ def test_another_machine_goes_on_where_the_first_has_stopped(ci: Ci, monkeypatch
 def test_more_runs_than_github_lists_are_listed_by_their_time(ci: Ci, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(230):
         ci.github.add_run(str(date(2026, 1, 1) + timedelta(days=number)))
-    monkeypatch.setattr(github_artifacts, "_MAX_LISTED_RUNS", 100)
+    monkeypatch.setattr(ci_sources, "_MAX_LISTED_RUNS", 100)
     ci.github.most_listed = 100
     code, said = ci.collect(since="2026-01-11")
     assert (code, "220 runs of CI, 0 artifacts, 0 runs added" in said) == (ExitCode.OK, True), said
