@@ -82,7 +82,10 @@ def read_specs(
     for folder in folders:
         tree = _make_tree(folder, external, modules)
         for root in _find_roots(tree.folder, suites):
-            is_torch = _holds_torch_models(root, has_module_folder=modules is not None)
+            is_torch = root.name == TORCH_ROOT
+            if root.name not in ROOT_NAMES:
+                # The `type` in the files of folders of other names tells.
+                is_torch = modules is not None or any(has_type(path) for path in list_json_files(root))
             for spec in read_torch_specs_below(tree, root) if is_torch else read_sharktank_specs(tree, root):
                 specs.setdefault(spec.path, spec)
     config_paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
@@ -149,7 +152,7 @@ class _SuiteFolders:
 
 def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
     """Find the roots of other specs in a folder; the folder itself where it has neither them nor operator cases."""
-    if folder.name in ROOT_NAMES and not _holds_cases(folder):
+    if folder.name in ROOT_NAMES and not _has_cases(folder):
         return [folder]
     roots: list[Path] = []
     has_cases = False
@@ -172,7 +175,7 @@ def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
         if CONFIGS in subfolders:
             suites.with_configs.append(current)
         # Leave out folders that hold cases: operator suites may have a folder with such a name too.
-        names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
+        names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _has_cases(Path(current, name))]
         roots += [Path(current, name) for name in names]
         subfolders[:] = sorted(
             name for name in subfolders if name not in (*names, *_EXTERNAL_NAMES) and not name.startswith(".")
@@ -180,16 +183,9 @@ def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
     return roots or ([] if has_cases or suites.models else [folder])
 
 
-def _holds_cases(folder: Path) -> bool:
+def _has_cases(folder: Path) -> bool:
     """Return whether there are cases of operator suites anywhere below a folder."""
     return any(is_case_folder(files) for _, _, files in os.walk(folder))
-
-
-def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
-    """Return whether a root has torch models, judged by its name, or, for other names, by the `type` in its files."""
-    if root.name in ROOT_NAMES:
-        return root.name == TORCH_ROOT
-    return has_module_folder or any(has_type(path) for path in list_json_files(root))
 
 
 @dataclass(frozen=True, slots=True)

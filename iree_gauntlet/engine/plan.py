@@ -154,7 +154,6 @@ def make_step(
     row = stage.row
     is_main = role in (MAIN, COUNTED)
     expectations = (entry for sibling in siblings for entry in sibling.expectations if entry.stage is stage and is_main)
-    quarantines = (entry for sibling in siblings or (case,) for entry in sibling.quarantines)
     # Without a tuning spec, no failure of one can be expected.
     is_tuned = any(module.is_tuned for module in case.modules)
     expectation = next((e for e in expectations if is_tuned or e.kinds != (FailureKind.TUNES_NOTHING,)), None)
@@ -178,7 +177,7 @@ def make_step(
         expect_kinds=expectation.possible_kinds if expectation else (),
         expect_match=expectation.match if expectation else "",
         expect_origin=expectation.origin if expectation else None,
-        quarantine=next((entry for entry in quarantines if entry.stage in (None, stage)), None),
+        quarantine=next((e for one in siblings or (case,) for e in one.quarantines if e.stage in (None, stage)), None),
         **fields,
     )
 
@@ -662,9 +661,8 @@ def complete_compile(
         ingredients |= {"import": _format_options(module), "importer": context.importer}
     elif module.program.local_file:
         # The compiler writes the name into the module.
-        ingredients["name"] = module.program.local_file
-    file_flags = (f"{flag}={file.path}" for flag, file in files)
-    argv = (context.compile, program, *flags, *file_flags, "-o", outputs[0][1])
+        ingredients |= {"name": module.program.local_file}
+    argv = (context.compile, program, *flags, *(f"{flag}={file.path}" for flag, file in files), "-o", outputs[0][1])
     step = replace(
         step,
         origin=module.origin,

@@ -104,20 +104,18 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passes and outcome.seconds > _MAX_RERUN_SECONDS):
         result = _add_metrics(step, processes, result, complaints)
-    if agrees_with := find_agreement(step.required_command):
-        result = _qualify(result, agrees_with)
+    if way := find_agreement(step.required_command):
+        # Agreement with IREE's other way is no proof, and either may be wrong.
+        note = f"agrees with {way}, which is no proof of right numbers: a fault of both is not seen"
+        result = (
+            replace(result, notes=(*result.notes, note), statistics={**result.statistics, AGREES_WITH: way})
+            if result.verdict is not Verdict.FAILED
+            else replace(result, reason=shorten(f"differs from {way}, one of the two is wrong: {result.reason}"))
+        )
     if changed_goldens := "" if passes else "; ".join(find_changed_goldens(step.required_command)):
         advice = f"`gauntlet golden.record --model {step.model}` records them again"
         result = replace(result, reason=shorten(f"{changed_goldens}; {advice}; {result.reason}"))
     return processes.complete(step, outcome, result)
-
-
-def _qualify(result: Result, agrees_with: str) -> Result:
-    """Name IREE's other way that computed the expected outputs: agreement is no proof, and either may be wrong."""
-    if result.verdict is Verdict.FAILED:
-        return replace(result, reason=shorten(f"differs from {agrees_with}, one of the two is wrong: {result.reason}"))
-    note = f"agrees with {agrees_with}, which is no proof of right numbers: a fault of both is not seen"
-    return replace(result, notes=(*result.notes, note), statistics={**result.statistics, AGREES_WITH: agrees_with})
 
 
 def compare_error_with_baseline(step: Step, result: Result) -> Result:

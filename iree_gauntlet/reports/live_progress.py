@@ -242,7 +242,7 @@ class Painter(Progress):
         """
         with self._lock:
             self._stop_if_cancelled("the work")
-            (task,) = (task for task in self._files.tasks if not task.fields["url"])
+            (task,) = (task for task in self._files.tasks if not _get_url(task))
             self._files.update(task.id, advance=count, last=self._clock())
         self._show()
 
@@ -338,11 +338,11 @@ class Painter(Progress):
 
     def _list_active_file_tasks(self) -> list[Task]:
         """Return the visible file tasks in order of start; for a file that is being hashed, only the hashing task."""
-        hashed_urls = {task.fields["url"] for task in self._files.tasks if task.description == _CHECKING}
+        hashed_urls = {_get_url(task) for task in self._files.tasks if task.description == _CHECKING}
         return [
             task
             for task in self._files.tasks
-            if task.visible and (task.description != _DOWNLOADING or task.fields["url"] not in hashed_urls)
+            if task.visible and (task.description != _DOWNLOADING or _get_url(task) not in hashed_urls)
         ]
 
     def _list_downloads(self) -> list[Task]:
@@ -439,7 +439,7 @@ class PlainProgress(Painter):
             self._files_at = now
             downloads = self._list_downloads()
             lines = [format_download_total(downloads)] if downloads else []
-            lines += [format_download(task, shorten_name(task.fields["url"], self._urls)) for task in files]
+            lines += [format_download(task, shorten_name(_get_url(task), self._urls)) for task in files]
             # These lines do not reset the heartbeat, so running steps are also reported during a long download.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 
@@ -581,7 +581,8 @@ class LiveProgress(Painter):
         return text
 
     def _render_name(self, task: Task) -> Text:
-        name = shorten_name(task.fields["url"], tuple(self._urls)) if task.fields["url"] else ""
+        url = _get_url(task)
+        name = shorten_name(url, tuple(self._urls)) if url else ""
         max_width = max(_MIN_NAME_WIDTH, min(_MAX_NAME_WIDTH, self._console.width - _METRICS_WIDTH))
         if len(name) > max_width:
             # Keep the end of a name, which distinguishes it from others.
@@ -650,6 +651,11 @@ def _format_verdicts(counts: Mapping[str, int], seconds: float, remaining: float
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
     duration_text = format_duration(seconds) + (f", about {format_duration(remaining)} left" if remaining else "")
     return f"{verdicts}; {duration_text}" if verdicts else duration_text
+
+
+def _get_url(task: Task) -> str:
+    """Return the URL of a file's task; empty for other work."""
+    return str(task.fields["url"])
 
 
 def shorten_name(url: str, urls: Iterable[str]) -> str:

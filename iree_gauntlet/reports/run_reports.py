@@ -391,7 +391,9 @@ def run_document(
     unstarted_count = len(outcome.bad_steps) - len(bad)
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
-    blocks += [*_show_quarantined(outcome), *_show_unapplied(outcome)]
+    quarantined = (step for step in outcome.steps if step.verdict is Verdict.QUARANTINED)
+    blocks += _list_lines("Failures in quarantine", [f"{step.title}: {step.reason}" for step in quarantined])
+    blocks += _show_unapplied(outcome)
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
     if not any(step.stage.row.runs_modules for step in outcome.steps):
         blocks += _show_code_totals(figures)
@@ -428,19 +430,16 @@ def _list_next_steps(outcome: RunOutcome, bad: Sequence[StepOutcome], folder: Pa
         yield Paragraph(("to continue it: ", *_format_resume_command(outcome, folder)))
 
 
-def _show_quarantined(outcome: RunOutcome) -> Iterator[Block]:
-    """Show the failures that do not fail the run, because a suite has put their cases in quarantine."""
-    if steps := [step for step in outcome.steps if step.verdict is Verdict.QUARANTINED]:
-        yield Heading("Failures in quarantine")
-        yield Items(tuple((f"{step.title}: {step.reason}",) for step in steps), _TERMINAL_FINDINGS)
+def _list_lines(title: str, lines: Sequence[str]) -> list[Block]:
+    """Return a heading and a list; nothing without lines."""
+    return [Heading(title), Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)] if lines else []
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
     """Show the goldens that were not applied in steps that did not fail."""
     steps = [step for step in outcome.steps if not step.verdict.is_bad]
     if lines := [f"{origin}: {text}" for step in steps for origin, text in details.list_unapplied(step)]:
-        yield Heading("Goldens that were not applied")
-        yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
+        yield from _list_lines("Goldens that were not applied", lines)
         # Without a figure, another release is not the reason.
         checks = ((check, step) for step in steps for check in step.checks if check.measured is not None)
         if any(check.metric in {golden.metric for golden in step.unapplied_goldens} for check, step in checks):

@@ -21,7 +21,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.requests import SEVERAL, format_option
 from iree_gauntlet.tasks import cluster_commands, experiment_commands, upkeep_commands
-from iree_gauntlet.tasks.task_options import GauntletTask, option_values, run_to_exit_code
+from iree_gauntlet.tasks.task_options import GauntletTask, list_option_values, run_to_exit_code
 from iree_gauntlet.torch_models.bench_options import expand_option_names, find_closest_option
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _complete_value(argv: Sequence[str]) -> list[str]:
     words = [part for word in argv for part in word.split()]
     task = next((word for word in words[1:] if word in namespace.task_names), "")
     try:
-        return option_values(words, namespace[task].options) if task else []
+        return list_option_values(words, namespace[task].options) if task else []
     except GauntletError:
         # Do not print an error, such as of unreadable specs, during completion; `list` reports it.
         return []

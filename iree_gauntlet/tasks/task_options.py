@@ -238,7 +238,7 @@ def _print_error(error: GauntletError) -> ExitCode:
     return error.exit_code
 
 
-def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
+def list_option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
     """Return completions if the last word is an option or the start of its value; otherwise none."""
     last_word, previous_word = [*reversed(words), "", ""][:2]
     if "=" in (last_word, previous_word):

@@ -140,10 +140,11 @@ def _collect_figures(stage: Stage, result: Result) -> dict[str, Any]:
 
 
 def _format_sensitivity(errors: ContractionErrors) -> str:
+    shown_count = errors.shown["1%"]
     if errors.of == errors.in_model:
-        return f"an error of 1 % would show in {errors.shown['1%']} of {errors.of} contractions"
+        return f"an error of 1 % would show in {shown_count} of {errors.of} contractions"
     return (
-        f"an error of 1 % in a contraction: {errors.of - errors.shown['1%']} of the {errors.of} that were tried, of "
+        f"an error of 1 % in a contraction: {errors.of - shown_count} of the {errors.of} that were tried, of "
         f"{errors.in_model}, would not show it (--sensitivity tries all)"
     )
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.experiments.explaining import bundle, fetch_file, locate, make_values
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles
 from iree_gauntlet.experiments.explaining.flow_program import TensorFile
-from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
+from iree_gauntlet.experiments.explaining.make_values import CODES, make_seeded_values
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.experiments.test_explain_compiles import UNKNOWN, failed, long_program
 from tests.support.toy_project import FLAGS
@@ -156,8 +156,8 @@ def test_made_up_values_lie_within_bounds(kind: str, count: int, seed: int, low:
         low, span = float(abs(int(low))) if kind.startswith(("u", "i1")) else float(int(low)), float(int(span))
     if kind == "i1":
         low, span = 0.0, 1.0
-    data = seeded_values(kind, count, seed, low, low + span)
-    assert data == seeded_values(kind, count, seed, low, low + span)
+    data = make_seeded_values(kind, count, seed, low, low + span)
+    assert data == make_seeded_values(kind, count, seed, low, low + span)
     width = 2 if kind == "bf16" else struct.calcsize(CODES[kind])
     assert len(data) == width * count
     if kind == "bf16":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.tasks.program import main, namespace
-from iree_gauntlet.tasks.task_options import option_values
+from iree_gauntlet.tasks.task_options import list_option_values
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _values(line: str) -> list[str]:
     words = line.split()
-    return option_values(words, namespace[words[1]].options)
+    return list_option_values(words, namespace[words[1]].options)
 
 
 @pytest.fixture(autouse=True)

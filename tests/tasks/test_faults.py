@@ -81,7 +81,7 @@ def test_a_fault_behind_another_door_is_no_failure(package: str, words: list[str
 def test_a_fault_before_a_command_begins_is_no_failure(words: list[str], tmp_path: Path, kept: Path) -> None:
     with (
         mock.patch("iree_gauntlet.tasks.program.Program.parse_core", break_down),
-        mock.patch("iree_gauntlet.tasks.program.option_values", break_down),
+        mock.patch("iree_gauntlet.tasks.program.list_option_values", break_down),
     ):
         require_fault(run_in_process(words, tmp_path, os.environ), kept)
 

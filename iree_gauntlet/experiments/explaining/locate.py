@@ -28,7 +28,7 @@ from iree_gauntlet.experiments.explaining.flow_program import (
     replace_device_attribute,
     trace_sides,
 )
-from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
+from iree_gauntlet.experiments.explaining.make_values import CODES, make_seeded_values
 from iree_gauntlet.experiments.explaining.tools import CompileError, loosen_thresholds
 
 if TYPE_CHECKING:
@@ -493,6 +493,6 @@ def make_up_inputs(inputs: Sequence[TensorFile], folder: Path) -> tuple[TensorFi
         finite_values = values[np.isfinite(values)]
         low, high = (float(finite_values.min()), float(finite_values.max())) if finite_values.size else (0.0, 0.0)
         file = folder / f"made_up_{seed - 1}.bin"
-        file.write_bytes(seeded_values(type_, count, seed, low, high))
+        file.write_bytes(make_seeded_values(type_, count, seed, low, high))
         new_tensors.append(TensorFile(tensor.type, file, (type_, str(count), str(seed), repr(low), repr(high))))
     return tuple(new_tensors)

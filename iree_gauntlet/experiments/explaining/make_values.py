@@ -20,7 +20,7 @@ for _bits, _code in ((64, "q"), (32, "i"), (16, "h"), (8, "b")):
 _PERIOD = 65521
 
 
-def seeded_values(type_: str, count: int, seed: int, low: float, high: float) -> bytes:
+def make_seeded_values(type_: str, count: int, seed: int, low: float, high: float) -> bytes:
     """Return raw values, little-endian.
 
     Args:
@@ -45,4 +45,4 @@ def seeded_values(type_: str, count: int, seed: int, low: float, high: float) ->
 if __name__ == "__main__":
     _, name, *args = sys.argv
     with open(name, "wb") as file:  # noqa: PTH123 - as short as it can be
-        file.write(seeded_values(args[0], int(args[1]), int(args[2]), float(args[3]), float(args[4])))
+        file.write(make_seeded_values(args[0], int(args[1]), int(args[2]), float(args[3]), float(args[4])))
