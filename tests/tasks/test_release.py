@@ -45,6 +45,11 @@ def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path])
     assert set(list_files(archive)) - {"PKG-INFO"} >= list_committed_files()
 
 
+def test_nothing_large_is_committed() -> None:
+    sizes = {name: (ROOT / name).stat().st_size for name in list_committed_files() if (ROOT / name).is_file()}
+    assert {name: size for name, size in sizes.items() if size > 1_000_000} == {}
+
+
 def test_the_wheel_holds_the_package_and_the_suites_and_nothing_else(packages: tuple[Path, Path]) -> None:
     wheel, _ = packages
     found = {name for name in list_files(wheel) if ".dist-info/" not in name}
