@@ -125,6 +125,7 @@ def test_mistakes_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -
     assert "code.diff reads code with capstone, which this Python does not have" in done.text
 
 
+@pytest.mark.stress
 def test_a_planted_spill_is_found_and_its_flag_named(project: Project) -> None:
     flags = f"planted=--iree-opt-level=O2 {_FUSE} --iree-llvmgpu-shared-memory-limit=65536"
     words = ("--submodel", "product", "--target", "gfx1100", "--metric", "spills")

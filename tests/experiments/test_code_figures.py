@@ -101,6 +101,7 @@ def test_without_the_packages_a_golden_of_code_is_not_applied(
     assert "iree-gauntlet[code]" in done.text
 
 
+@pytest.mark.stress
 def test_a_comparison_lists_dispatches_whose_code_changed(project: Project) -> None:
     project.regression("product", inputs=[{"value": value} for value in _INPUTS], outputs=[])
     text = '[variants.tiled]\ncompiler_flags = ["--iree-opt-data-tiling=true"]\n'

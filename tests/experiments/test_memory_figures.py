@@ -103,6 +103,7 @@ def test_a_golden_of_memory_is_broken_by_a_larger_buffer_and_updated(project: Pr
     _run(project, "--baseline", "kept", "--variant", _TILING, folder="larger", code=1)
 
 
+@pytest.mark.stress
 @pytest.mark.iree
 def test_memory_is_a_metric_of_bisect_and_a_change_of_a_matrix(project: Project) -> None:
     words = ("--submodel", "matmuls", "--run-dir")

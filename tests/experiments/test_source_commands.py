@@ -360,6 +360,7 @@ def history(shared_history: tuple[Project, IreeSource]) -> tuple[Project, IreeSo
     return shared_history
 
 
+@pytest.mark.stress
 def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, source: IreeSource) -> None:
     _history(source)
     words = ("bisect", "--source", str(source.folder), "--good", "9.0.0", "--bad", "9.1.0", "--model", "toy")

@@ -321,6 +321,7 @@ def test_real_comparisons_become_a_comment(runner: Runner) -> None:
     assert ("same work" in work) is bool(shutil.which("valgrind"))
 
 
+@pytest.mark.stress
 @needs_git
 @pytest.mark.iree
 def test_a_nightly_says_what_changed(runner: Runner) -> None:
