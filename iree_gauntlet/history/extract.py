@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
-_MAX_REASON_CHARS = 200
+MAX_REASON_CHARS = 200
 # Flags that say where something is written or read, and do not affect what is compiled and run.
 _FILE_FLAGS = re.compile(
     r"--(?:iree-scheduling-dump|iree-hal-dump|dump-compilation|mlir-print-ir-tree|iree-opt-splat-parameters"
@@ -99,7 +99,7 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         device=device,
         flags=_format_flags(chain.steps),
         verdict=str(chain.verdict),
-        reason=cause.reason[:_MAX_REASON_CHARS] if cause is not None and chain.verdict is not Verdict.PASSED else "",
+        reason=cause.reason[:MAX_REASON_CHARS] if cause is not None and chain.verdict is not Verdict.PASSED else "",
         figures=tuple(_list_figures(chain, same_machine=same_machine)),
         quarantine=next((str(step.quarantine.origin) for step in chain.steps if step.quarantine), ""),
     )
@@ -120,7 +120,7 @@ def _list_recipes(chain: ChainOutcome) -> Iterator[HistoryCase]:
             sku=chain.sku,
             flags=_format_flags(step for step in chain.steps if step.role == variant.label),
             verdict=variant.status,
-            reason=variant.reason[:_MAX_REASON_CHARS],
+            reason=variant.reason[:MAX_REASON_CHARS],
             figures=tuple(figures),
         )
 

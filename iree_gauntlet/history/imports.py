@@ -14,9 +14,16 @@ from xml.etree import ElementTree as ET
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.history.extract import make_iree_version
+from iree_gauntlet.history.extract import MAX_REASON_CHARS, make_iree_version
 from iree_gauntlet.recorded import Recorded, read_json
-from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.records.history_record import (
+    IMPORTED,
+    HistoryCase,
+    HistoryFigure,
+    HistoryMachine,
+    HistoryRun,
+    IreeVersion,
+)
 from iree_gauntlet.records.run_before import RunSummary
 from iree_gauntlet.settings import read_file
 from iree_gauntlet.stages import Stage
@@ -159,12 +166,13 @@ def _read_summary(document: Mapping[str, Any]) -> Iterable[HistoryRun]:
 
 @dataclass(frozen=True, slots=True)
 class _JunitAttributes(Recorded):
-    """The attributes of a suite or a test that are read."""
+    """The attributes of a suite, a test or a failure that are read."""
 
     name: str = ""
     classname: str = ""
     time: str = ""
     timestamp: str = ""
+    message: str = ""
 
 
 class _SafeBuilder(ET.TreeBuilder):
@@ -186,11 +194,18 @@ def _read_junit(file: Path, text: bytes, facts: ImportFacts) -> Iterable[History
         date = date or suite.timestamp
         for part in element.iterfind("testcase"):
             test = _JunitAttributes.from_dict(part.attrib)
-            verdict = next((_JUNIT_VERDICTS[sign.tag] for sign in part if sign.tag in _JUNIT_VERDICTS), "passed")
+            verdict, reason = next(
+                (
+                    (_JUNIT_VERDICTS[sign.tag], _JunitAttributes.from_dict(sign.attrib).message)
+                    for sign in part
+                    if sign.tag in _JUNIT_VERDICTS
+                ),
+                ("passed", ""),
+            )
             seconds = _find_number(test.time) if verdict == "passed" else None
             figures = () if seconds is None else (HistoryFigure("test_s", seconds),)
-            model = test.classname or suite.name or file.stem
-            cases.append(HistoryCase(model, test.name, "", facts.sku, verdict=verdict, figures=figures))
+            names = test.classname or suite.name or file.stem, test.name, "", facts.sku
+            cases.append(HistoryCase(*names, verdict=verdict, reason=reason[:MAX_REASON_CHARS], figures=figures))
     yield _run(file, "JUnit", cases, replace(facts, date=facts.date or date))
 
 
@@ -316,7 +331,7 @@ def _run(
         cases=tuple(cases),
         iree=IreeVersion(compiler_commit=facts.commit),
         machine=HistoryMachine(facts.machine, cores),
-        state="imported",
+        state=IMPORTED,
         source=source,
         more=extra or {},
     )

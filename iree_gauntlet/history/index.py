@@ -16,6 +16,7 @@ from iree_gauntlet.history.stores import UnreadableError, find_history, open_his
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_record import (
     COLLECTION,
+    IMPORTED,
     CiOrigin,
     FigureConfirmation,
     Point,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 # The version of the tables; tables of another version are rebuilt.
-_VERSION = 5
+_VERSION = 6
 _FILE = "index.sqlite"
 # The verdicts of cases that were judged; expected failures and skipped cases say nothing about a rate of failures.
 _JUDGED_VERDICTS = ("passed", "failed", "error", "flaky", "quarantined")
@@ -230,7 +231,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
         (name, case.model, case.submodel, case.target, case.sku, case.flags, case.verdict, case.reason, case.quarantine)
         for case in run.cases
         # In a run that did not end, an error may be of a step that never ran.
-        if run.state == "complete" and case.verdict in _JUDGED_VERDICTS
+        if run.state in ("complete", IMPORTED) and case.verdict in _JUDGED_VERDICTS
     ]
     # Remove these rows first, because another process may have inserted them, too.
     for statement in _DELETE_ROWS:

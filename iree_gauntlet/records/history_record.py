@@ -38,6 +38,8 @@ _RecordedT = TypeVar("_RecordedT", bound=Recorded)
 _SCHEMA = 1
 # The state of a file about a collection from CI, which is no run.
 COLLECTION = "collection"
+# The state of a run from another tool's file.
+IMPORTED = "imported"
 _FILE_NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
 _TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 # Versions such as `3.8.0rc20251010` contain the day on which the IREE was built.

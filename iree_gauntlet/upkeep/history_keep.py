@@ -167,10 +167,10 @@ def export(request: ExportRequest) -> ExitCode:
 
 
 def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
-    """Select the series of an index that match a glob, of one device; at least one."""
+    """Select the series of an index that match a glob, of one device; at least one, if the choice is limited."""
     all_series = index.series()
     matches = select_series(all_series, pattern, sku)
-    if not matches:
+    if not matches and (pattern or sku):
         names = sorted({series.key.sku for series in all_series} if sku else {series.key.case for series in all_series})
         hint = (
             f"{'SKUs' if sku else 'Cases'} there: "

@@ -118,6 +118,22 @@ def test_what_others_have_kept_is_imported(project: Project) -> None:
     assert "a file/BM_a time_ms" in project.gauntlet("history.show").out
 
 
+def test_failures_of_imported_tests_are_rated(project: Project) -> None:
+    failure = '<testcase classname="m" name="bad"><failure message="a crash"/></testcase>'
+    passed = '<testcase classname="m" name="ok" time="1.5"/>'
+    for day, cases in ((1, failure), (2, failure + passed)):
+        file = project.folder / f"junit{day}.xml"
+        file.write_text(f'<testsuite name="s" timestamp="2026-03-0{day}T10:00:00">{cases}</testsuite>')
+        assert project.gauntlet("history.import", file.name).code == 0
+        # On the first day there is no figure, so no series.
+        for command in ("history.check", "history.list", "history.show", "history.page", "history.export"):
+            done = project.gauntlet(command)
+            rated = command in ("history.check", "history.list")
+            assert (done.code, f"{day} of {day}" in done.out) == (0, rated), (command, done.text)
+    (rate,) = json.loads(project.gauntlet("history.check", "--format", "json").out)["rates"]
+    assert (rate["case"], rate["kind"], rate["last"]["reason"]) == ("m/bad", "failed", "a crash")
+
+
 def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) -> None:
     folder = stepped(project)
     damaged = min(folder.rglob("*.json"))
