@@ -206,7 +206,16 @@ def _read_junit(file: Path, text: bytes, facts: ImportFacts) -> Iterable[History
             figures = () if seconds is None else (HistoryFigure("test_s", seconds),)
             names = test.classname or suite.name or file.stem, test.name, "", facts.sku
             cases.append(HistoryCase(*names, verdict=verdict, reason=reason[:MAX_REASON_CHARS], figures=figures))
-    yield _run(file, "JUnit", cases, replace(facts, date=facts.date or date))
+    yield _run(file, "JUnit", cases, _prefer_date(date, facts))
+
+
+def _prefer_date(date: str, facts: ImportFacts) -> ImportFacts:
+    """Replace the date by that of the file, unless this is no date and another one is known."""
+    try:
+        datetime.fromisoformat(date)
+    except ValueError:
+        return replace(facts, date=facts.date or date)
+    return replace(facts, date=date)
 
 
 def _read_google_benchmark(
@@ -222,7 +231,7 @@ def _read_google_benchmark(
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
     figures = {name: HistoryFigure("time_ms", min(times), "min", tuple(times)) for name, times in rounds.items()}
     cases = [_make_case(file.stem, name, defaults.sku, figure) for name, figure in figures.items()]
-    facts = replace(defaults, date=defaults.date or str(context.get("date", "")))
+    facts = _prefer_date(str(context.get("date", "")), defaults)
     yield _run(file, "Google Benchmark", cases, facts, int(context.get("num_cpus", 0)), dict(context))
 
 

@@ -120,6 +120,19 @@ def test_a_date_is_given_where_a_file_has_none(content: Any, tmp_path: Path) -> 
         read(tmp_path, without)
 
 
+def test_the_date_in_a_file_counts_before_any_other(tmp_path: Path) -> None:
+    benchmark = {"context": {"date": "2026-03-02T10:00:00+01:00"}, "benchmarks": []}
+    junit = tmp_path / "junit.xml"
+    junit.write_text('<testsuite timestamp="2026-03-02T09:00:00"/>')
+    others = ImportFacts(date="2026-11-25")
+    for run in (*read(tmp_path, benchmark, date=others.date), *import_figures(junit, others)):
+        assert run.time == "2026-03-02T09:00:00+00:00"
+    # Google Benchmark had this form once.
+    benchmark["context"] = {"date": "2026/03/02-10:00:00"}
+    (run,) = read(tmp_path, benchmark, date=others.date)
+    assert run.time[:10] == others.date
+
+
 def test_a_unit_that_nobody_knows_is_named(tmp_path: Path) -> None:
     rows = [{"name": "BM_a", "real_time": 1.0, "time_unit": "parsec"}]
     with pytest.raises(GauntletError, match="BM_a: time_unit is 'parsec': expected one of s, ms"):
