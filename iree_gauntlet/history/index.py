@@ -13,7 +13,8 @@ from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, read_journal, read_kind
 from iree_gauntlet.records.history_record import (
     COLLECTION,
     IMPORTED,
@@ -28,6 +29,7 @@ from iree_gauntlet.records.history_record import (
     read_history_file,
 )
 from iree_gauntlet.records.outcome import read_outcome
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -253,12 +255,19 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     """Add a finished run to the history in the settings; a failure only prints a warning, and does not fail the run.
 
-    `cache` has the clones of remote histories.
+    Runs inside of other experiments than a matrix are left out, and those that only fetched files. `cache` has the
+    clones of remote histories.
     """
     if not configuration.history.add:
         return
+    outer_kinds = {read_kind(folder / JOURNAL) for folder in run_dir.absolute().parents}
+    if outer_kinds - {None, ExperimentKind.MATRIX}:
+        return
     try:
-        runs = extract(read_outcome(read_journal(run_dir / JOURNAL)))
+        outcome = read_outcome(read_journal(run_dir / JOURNAL))
+        if all(step.stage is Stage.FETCH for chain in outcome.cases for step in chain.steps):
+            return
+        runs = extract(outcome)
         open_history(find_history(configuration), configuration, cache).add(dict(map(make_history_file, runs)))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` adds it): {error}")

@@ -56,8 +56,10 @@ def test_each_loss_is_named_with_its_cause_and_followed(project: Project) -> Non
         write_build_tree(project.folder / "old"),
         write_build_tree(project.folder / "new", iree_run_module=_FAULTS),
     )
+    (project.folder / "gauntlet.toml").write_text("[history]\nadd = true\n")
     done = project.gauntlet("qualify", old, new, "--no-times", "--no-bundles")
     assert done.code == 1, done.text
+    assert not (project.folder / "history").exists(), "its runs and its bisection's are parts of it"
     document = _read(project)
     wrong, crash = document["losses"]
     assert (wrong["kind"], wrong["chain"]) == ("wrong numbers", "toy/wrong@cpu")

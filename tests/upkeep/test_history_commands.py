@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.history.index import add_run
 from iree_gauntlet.history.stores import find_history, open_history
 from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
@@ -45,6 +46,7 @@ def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(proj
     again = project.gauntlet("history.add", project.newest.name, str(project.newest))
     assert (again.code, "0 runs added to history, 2 were already there" in again.out) == (0, True), again.text
     (project.folder / "gauntlet.toml").write_text("[history]\nadd = true\n")
+    assert project.gauntlet("fetch", "--model", "toy", "--submodel", "abs").code == 0, "it judges nothing: not added"
     project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
     runs = json.loads(project.gauntlet("history.list", "--format", "json").out)
@@ -185,6 +187,16 @@ def test_the_run_that_is_added_is_named_with_what_is_newer_and_left_out(project:
     (project.folder / "runs" / "empty").mkdir()
     nothing = project.gauntlet("history.add", "empty")
     assert (nothing.code, "so it is not a run\n" in nothing.err) == (2, True), nothing.text
+
+
+def test_of_experiments_only_a_matrix_adds_its_runs(project: Project) -> None:
+    matrix = write_four_releases(project.folder / "runs" / "matrix")
+    part = write_four_releases(project.folder / "runs" / "qualify" / "exact")
+    (part.parent / "journal.jsonl").write_bytes((matrix / "journal.jsonl").read_bytes().replace(b"matrix", b"qualify"))
+    settings = Configuration(history=HistorySettings(str(project.folder / "history"), add=True))
+    for folder, count in ((part, 0), (matrix, 1)):
+        add_run(folder / "3.13.0", settings, project.folder)
+        assert len(list(project.folder.glob("history/*/*.json"))) == count
 
 
 def test_a_run_that_never_began_is_refused(project: Project) -> None:
