@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from xml.etree import ElementTree as ET
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.history.extract import MAX_REASON_CHARS, make_iree_version
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.records.history_record import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_ZIP = b"PK\x03\x04"
 _DATA_JS = re.compile(rb"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL)
 # Milliseconds per unit.
 _MS_PER_UNIT = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
@@ -95,6 +98,9 @@ def parse_figures(file: Path, text: bytes, facts: ImportFacts) -> tuple[HistoryR
         UnknownFormatError: the file has none of these formats.
         GauntletError: the file is damaged.
     """
+    if text.startswith(_ZIP):
+        hint = "Unpack it, or collect what is in its folder: gauntlet history.collect FOLDER."
+        raise GauntletError(f"{file} cannot be imported: it is a zip archive", hint)
     try:
         if text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<"):
             return tuple(_read_junit(file, text, facts))
@@ -102,9 +108,31 @@ def parse_figures(file: Path, text: bytes, facts: ImportFacts) -> tuple[HistoryR
         document = read_json(script[1] if script else text)
         return tuple(_read_document(file, document, facts))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, ET.ParseError) as error:
-        reason = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
+        reason = _explain(error)
         kind = UnknownFormatError if isinstance(error, _NoFormatError) else GauntletError
         raise kind(f"{file} cannot be imported: {reason}", _SUPPORTED) from error
+
+
+def _explain(error: Exception) -> str:
+    match error:
+        case KeyError():
+            return f"a field {error} is missing"
+        case UnicodeDecodeError():
+            return "it is not text in UTF-8"
+        case json.JSONDecodeError():
+            return f"it is not valid JSON: {error}"
+        case ET.ParseError():
+            return f"it is not valid XML: {error}"
+        case TypeError() | AttributeError() | IndexError():
+            return "a value in it has another type than its format says"
+    return f"{error}"
+
+
+def _read_number(value: Any, name: str) -> float:
+    number = _find_number(value)
+    if number is None:
+        raise ValueError(f"{name} is {value!r}: expected a number")
+    return number
 
 
 def _read_document(file: Path, document: Any, facts: ImportFacts) -> Iterable[HistoryRun]:
@@ -227,12 +255,14 @@ def _read_google_benchmark(
             unit = str(row.get("time_unit", "ns"))
             if unit not in _MS_PER_UNIT:
                 raise ValueError(f"{row['name']}: time_unit is {unit!r}: expected one of {', '.join(_MS_PER_UNIT)}")
-            value = float(row["real_time"]) * _MS_PER_UNIT[unit]
+            value = _read_number(row["real_time"], f"real_time of {row['name']}") * _MS_PER_UNIT[unit]
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
     figures = {name: HistoryFigure("time_ms", min(times), "min", tuple(times)) for name, times in rounds.items()}
     cases = [_make_case(file.stem, name, defaults.sku, figure) for name, figure in figures.items()]
     facts = _prefer_date(str(context.get("date", "")), defaults)
-    yield _run(file, "Google Benchmark", cases, facts, int(context.get("num_cpus", 0)), dict(context))
+    yield _run(
+        file, "Google Benchmark", cases, facts, int(_read_number(context.get("num_cpus", 0), "num_cpus")), dict(context)
+    )
 
 
 def _read_data_js(file: Path, suites: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
@@ -241,7 +271,8 @@ def _read_data_js(file: Path, suites: Mapping[str, Any], defaults: ImportFacts) 
             more_is_better = _MORE_IS_BETTER.search(str(entry.get("tool", ""))) is not None
             cases = []
             for bench in entry["benches"]:
-                unit, value, name = str(bench["unit"]), float(bench["value"]), str(bench["name"])
+                unit, name = str(bench["unit"]), str(bench["name"])
+                value = _read_number(bench["value"], f"the value of {name}")
                 scale = _MS_PER_UNIT.get(_PER_ITERATION.sub("", unit))
                 figure = HistoryFigure(unit or "value", value, more_is_better=more_is_better)
                 if scale is not None and not more_is_better:
@@ -279,7 +310,7 @@ def _read_asv(
         str(parameters.get("cpu") or defaults.machine),
     )
     extra = {name: value for name, value in document.items() if name not in ("results", "result_columns")}
-    yield _run(file, "asv", cases, facts, int(parameters.get("num_cpu") or 0), extra)
+    yield _run(file, "asv", cases, facts, int(_read_number(parameters.get("num_cpu") or 0, "num_cpu")), extra)
 
 
 def _format_milliseconds(ms: Any) -> str:
@@ -295,6 +326,10 @@ def _read_job_summary(file: Path, document: Mapping[str, Any], facts: ImportFact
     cases = []
     for table_name, table in document.items():
         for cells in table["rows"]:
+            if len(cells) != len(table["headers"]):
+                raise ValueError(
+                    f"{table_name} has {pluralize(len(table['headers']), 'column')}, but a row has {len(cells)}"
+                )
             row = dict(zip(table["headers"], cells, strict=True))
             figures = []
             for figure, columns in _COLUMNS.get(table_name, {}).items():

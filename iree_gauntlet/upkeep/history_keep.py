@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 
 _MAX_HINTS = 20
 _MAX_LISTED_NAMES = 5
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 # The metric of `compare` for each series that it measures in rounds; figures without noise need no comparison.
 _METRICS = {name: figure.row.metric for name, figure in FIGURES_BY_SERIES.items() if figure.is_compared_in_rounds}
 
@@ -120,7 +122,12 @@ def add_imported(request: ImportRequest) -> ExitCode:
     """Add the figures that other tools have written."""
     if not request.files:
         raise UsageError("history.import: no files were given", "Name files: gauntlet history.import data.js.")
-    info = ImportFacts(request.date, request.commit, request.machine, request.sku)
+    if request.commit and not _COMMIT.fullmatch(request.commit):
+        raise UsageError(
+            f"--commit {request.commit}: expected a commit",
+            "Give at least 7 of its hexadecimal digits, such as 89ece87b.",
+        )
+    info = ImportFacts(request.date, request.commit.lower(), request.machine, request.sku)
     return _keep_runs(_open_store(request), [run for file in request.files for run in import_figures(Path(file), info)])
 
 

@@ -196,6 +196,34 @@ def test_what_is_none_of_these_is_refused(content: Any, tmp_path: Path) -> None:
         read(tmp_path, content)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"PK\x03\x04\xff", "it is a zip archive"),
+        (b"\xff\xfe{", "it is not text in UTF-8"),
+        (b"time 3 ms", "it is not valid JSON: Expecting value"),
+        (b'{"context": {}, "benchmarks": [3]}', "a value in it has another type than its format says"),
+        (
+            b'{"context": {}, "benchmarks": [{"name": "a", "real_time": "x"}]}',
+            "real_time of a is 'x': expected a number",
+        ),
+        (b'{"context": {"num_cpus": "x"}, "benchmarks": []}', "num_cpus is 'x': expected a number"),
+        (b'{"commit_hash": "c", "results": {}, "params": {"num_cpu": "x"}}', "num_cpu is 'x': expected a number"),
+        (
+            b'{"entries": {"s": [{"benches": [{"name": "a", "unit": "ms", "value": "x"}]}]}}',
+            "the value of a is 'x': expected a number",
+        ),
+        (b'{"quality": {"headers": ["Name"], "rows": [[1, 2]]}}', "quality has 1 column, but a row has 2"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_plain_words(content: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    with pytest.raises(GauntletError) as caught:
+        import_figures(file, ImportFacts(date="2026-03-02"))
+    assert caught.value.message.startswith(f"{file} cannot be imported: {reason}")
+
+
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="No such file"):
         import_figures(tmp_path / "none.json", ImportFacts())

@@ -154,6 +154,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
         (("history.check",), 2, "has no runs yet"),
         (("history.add", "nope"), 2, "no such run"),
         (("history.import",), 2, "no files were given"),
+        (("history.import", "junit.xml", "--commit", "xyz"), 2, "--commit xyz: expected a commit"),
         (("history.prune",), 2, "which runs?"),
         (("history.prune", "--before", "soon"), 2, "expected a day"),
         (("history.list", "--store", "ftp://x"), 2, "unknown kind of place"),
