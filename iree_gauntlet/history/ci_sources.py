@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -298,10 +298,11 @@ class GitHubSource:
         progress: Progress,
     ) -> GitHubSource:
         """Open a repository; errors as in `GitHubActions.open`."""
+        actions = GitHubActions.open(repository, environ, folder, policy, progress)
         if not query.workflow:
             hint = "Give it: --workflow FILE, such as benchmarks.yml of .github/workflows."
             raise UsageError(f"github:{repository}: which workflow?", hint)
-        return cls(GitHubActions.open(repository, environ, folder, policy, progress), query)
+        return cls(actions, query)
 
     @property
     def name(self) -> str:
@@ -455,18 +456,21 @@ class FolderSource:
         key = " ".join((group, *(stamp for _, stamp in files.values())))
         origin = CiOrigin(self.name, artifact=key, name=name, commit=facts.commit, date=facts.date)
         listed = [ArtifactFile(path, size, bytes) for path, (size, _) in files.items()]
-        bundle = CiBundle(name, origin, facts, partial(self._open, listed))
+        bundle = CiBundle(name, origin, facts, partial(self._open, group, listed))
         return CiArtifacts(key, name, lambda _known: [bundle])
 
     @contextmanager
-    def _open(self, listed: Sequence[ArtifactFile], folder: Path) -> Iterator[Sequence[ArtifactFile]]:
+    def _open(self, group: str, listed: Sequence[ArtifactFile], folder: Path) -> Iterator[Sequence[ArtifactFile]]:
         if listed[0].path.endswith(_ARCHIVE):
             with open_zipped_files(self._fetch(listed[0], folder)) as files:
                 yield files
             return
         readable = [file for file in listed if file.is_readable]
         paths = {file: self._fetch(file, folder / str(number)) for number, file in enumerate(readable)}
-        yield [replace(file, read=path.read_bytes) for file, path in paths.items()]
+        yield [
+            ArtifactFile(str(PurePosixPath(file.path).relative_to(group)), file.size, path.read_bytes)
+            for file, path in paths.items()
+        ]
 
     def _fetch(self, file: ArtifactFile, folder: Path) -> Path:
         _require_size(file.shown, file.size, self.policy)

@@ -446,7 +446,7 @@ def test_each_machine_of_a_matrix_has_its_series(ci: Ci) -> None:
     [
         ({"source": ""}, {}, "history.collect: from where?"),
         ({"workflow": ""}, {}, "which workflow?"),
-        ({"source": "github:acme"}, {}, "names no repository"),
+        ({"source": "github:acme", "workflow": ""}, {}, "names no repository"),
         ({"source": "github:acme/.."}, {}, "names no repository"),
         ({"source": "https://host/artifacts"}, {}, "a web server has no list of its files"),
         ({"source": "nowhere"}, {}, "no such folder"),
@@ -490,11 +490,12 @@ def test_a_folder_of_artifacts_is_collected_once(ci: Ci) -> None:
     _fill(folder, "results of a run é#%")
     code, said = ci.collect(source="artifacts", artifact="results*", sku="mi325")
     assert (code, "results.zip: job_summary.json has no date" in said) == (ExitCode.ERROR, True), said
-    assert "results of a run é#%/runs/ci: run results of a run é#%/runs/ci/" in said
+    assert "results of a run é#%/runs/ci: run results of a run é#%/runs/ci never started" in said
     assert sorted(ci.figures.values()) == [1.0, 1.5, 2.0]
     first = next(run for run in ci.files if run["run"].endswith(f"{'c' * 40}/results.zip/job_summary.json"))
     assert (first["time"][:10], first["iree"]["compiler_commit"]) == ("2026-03-01", "c" * 40)
     assert first["cases"][0]["sku"] == "mi325"
+    assert "2026-03-02/results/job_summary.json" in [run["run"] for run in ci.files], "its folder is named once"
     code, said = ci.collect(source="artifacts", artifact="results*", sku="mi325")
     assert (code, "4 runs of CI already settled" in said) == (ExitCode.OK, True), said
 
