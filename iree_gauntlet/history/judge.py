@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MIN_CHANGES, _MAX_RUNS_PER_CHANGE = 3, 3
 # The newest runs of a case that its rate of failures is computed from, and the confidence of the rate's interval.
 _RATED_RUNS, _CONFIDENCE = 200, 0.95
+_MAX_NEAREST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,16 +275,18 @@ def apply_marks(
 
 
 def find_unused_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
-    """Describe the marks that fit no run of the history, one per line."""
+    """Describe the marks that fit no series, or no run of the history, one per line."""
     series_list = tuple(all_series)
-    return tuple(
-        f"mark {mark.mark!r} of {mark.series} with {mark.iree} matches no run of the history"
-        for mark in marks
-        if not any(
-            _matches(mark, series.key) and any(_has_iree(point, mark.iree) for point in series.points)
-            for series in series_list
-        )
-    )
+    problems = []
+    for mark in marks:
+        marked = [series for series in series_list if _matches(mark, series.key)]
+        if not marked:
+            nearest = get_close_matches(mark.series, {series.key.title for series in series_list}, n=_MAX_NEAREST)
+            names = f"; the nearest are {', '.join(nearest)}" if nearest else ""
+            problems.append(f"mark {mark.mark!r} of {mark.series} matches no series of the history{names}")
+        elif not any(_has_iree(point, mark.iree) for series in marked for point in series.points):
+            problems.append(f"mark {mark.mark!r} of {mark.series} with {mark.iree} matches no run of the history")
+    return tuple(problems)
 
 
 def _matches(mark: Mark, key: SeriesKey) -> bool:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.progress import Reporter
-    from iree_gauntlet.records.history_record import Series
+    from iree_gauntlet.records.history_record import FailureRate, Series
     from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,
         CheckRequest,
@@ -143,16 +143,20 @@ def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
 
 
 def list_runs(request: HistoryRequest, *, as_json: bool) -> ExitCode:
-    """Print the runs of a history, the newest last."""
+    """Print the runs of a history, the newest last, and the rates of cases that fail."""
     index = _open_index(request)
-    runs = index.runs()
+    runs, rates = index.runs(), judge_verdicts(index.read_verdicts())
     code = warn_of_unread(index.problems())
     if as_json:
-        sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
+        content = {"schema": 1, "runs": list(map(asdict, runs)), "rates": _format_rates(rates)}
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
-        document = make_runs_document(runs, judge_verdicts(index.read_verdicts()))
-        print_document(document, sys.stdout, environ=os.environ)
+        print_document(make_runs_document(runs, rates), sys.stdout, environ=os.environ)
     return code
+
+
+def _format_rates(rates: Iterable[FailureRate]) -> list[dict[str, Any]]:
+    return [{**asdict(rate), "can_be_released": rate.can_be_released} for rate in rates]
 
 
 def export(request: ExportRequest) -> ExitCode:
@@ -314,7 +318,7 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
         findings = [finding.as_dict() for finding in outcome.findings]
         content = {"schema": 1, "history": outcome.location, "runs": outcome.runs, "series": len(outcome.series)}
         content |= {"exit_code": int(outcome.exit_code), "findings": findings, "problems": list(outcome.problems)}
-        content |= {"rates": [{**asdict(rate), "can_be_released": rate.can_be_released} for rate in outcome.rates]}
+        content |= {"rates": _format_rates(outcome.rates)}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         document = make_changes_document(outcome)
@@ -353,7 +357,7 @@ def judge_history(request: SeriesRequest) -> HistoryOutcome:
     if request.marks and not Path(request.marks).is_file():
         raise UsageError(f"--marks {request.marks}: no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(request.marks) if request.marks else find_project_folder() / MARKS_FILE)
-    for problem in find_unused_marks(series, marks) if not (request.series or request.sku) else ():
+    for problem in find_unused_marks(index.series(), marks) if marks else ():
         messages.warn(problem)
     series = remove_invalid(series, marks)
     findings = apply_marks(

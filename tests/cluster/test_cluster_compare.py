@@ -196,7 +196,7 @@ def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, pro
     assert re.search(r"^toy/abs@cpu: measured on \S+/cpu$", done.err + done.out, re.MULTILINE), done.text
     (finding,) = json.loads(project.gauntlet("history.check", "--format", "json").out)["findings"]
     assert finding["confirmed"]
-    listed = json.loads(project.gauntlet("history.list", "--format", "json").out)
+    listed = json.loads(project.gauntlet("history.list", "--format", "json").out)["runs"]
     assert listed[-1]["state"] == "confirmation"
     assert f"{len(os.sched_getaffinity(0))} cores" in listed[-1]["machine"]
 

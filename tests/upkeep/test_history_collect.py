@@ -185,7 +185,7 @@ def _check_year(ci: Ci, project: Project) -> None:
     assert origin["url"] == "https://github.com/acme/models/actions/runs/90"
     assert (origin["branch"], origin["runner"]) == ("main", "runner-7, linux-mi325")
     assert run["machine"]["cpu"] == "linux-mi325"
-    listed = json.loads(project.gauntlet("history.list", "--format", "json", *store).out)
+    listed = json.loads(project.gauntlet("history.list", "--format", "json", *store).out)["runs"]
     assert (len(listed), {entry["state"] for entry in listed}) == (108, {"imported"})
     done = project.gauntlet("history.check", "--format", "json", *store)
     (finding,) = json.loads(done.out)["findings"]

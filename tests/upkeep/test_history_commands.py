@@ -49,7 +49,7 @@ def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(proj
     assert project.gauntlet("fetch", "--model", "toy", "--submodel", "abs").code == 0, "it judges nothing: not added"
     project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
-    runs = json.loads(project.gauntlet("history.list", "--format", "json").out)
+    runs = json.loads(project.gauntlet("history.list", "--format", "json").out)["runs"]
     assert [run["exit_code"] for run in runs] == [0, 1], "what failed is kept as well"
     times = project.gauntlet("history.export", "--series", "* time_ms").out.splitlines()
     assert len(times) == 2, "what gives wrong numbers has no time"
@@ -83,6 +83,13 @@ def test_what_changed_is_said_with_its_exit_code_until_it_is_accepted(project: P
     )
     accepted = project.gauntlet("history.check")
     assert (accepted.code, "accepted" in accepted.out) == (0, True), accepted.text
+    marks = project.folder / "history_marks.toml"
+    marks.write_text(marks.read_text().replace("toy/*", "toy/abs@cpu dipsatches"))
+    for words in ((), ("--series", "* time_ms")):
+        warned = project.gauntlet("history.check", *words)
+        assert (
+            "abs@cpu dipsatches matches no series of the history; the nearest are toy/abs@cpu dispatches" in warned.err
+        )
 
 
 def test_the_folder_of_the_settings_is_the_projects(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +140,8 @@ def test_failures_of_imported_tests_are_rated(project: Project) -> None:
             rated = command in ("history.check", "history.list")
             assert (done.code, f"{day} of {day}" in done.out) == (0, rated), (command, done.text)
     (rate,) = json.loads(project.gauntlet("history.check", "--format", "json").out)["rates"]
+    listed = json.loads(project.gauntlet("history.list", "--format", "json").out)
+    assert (listed["rates"], len(listed["runs"])) == ([rate], 2)
     assert (rate["case"], rate["kind"], rate["last"]["reason"]) == ("m/bad", "failed", "a crash")
 
 
@@ -250,9 +259,9 @@ def test_a_step_is_measured_in_turns_and_what_comes_of_it_is_kept(
     found = json.loads(project.gauntlet("history.check", "--format", "json").out)
     (finding,) = found["findings"]
     assert finding["confirmed"] in ("inconclusive", "same", "not slower", "slower", "faster"), done.text
-    assert [run["state"] for run in json.loads(project.gauntlet("history.list", "--format", "json").out)][-1] == (
-        "confirmation"
-    )
+    assert [run["state"] for run in json.loads(project.gauntlet("history.list", "--format", "json").out)["runs"]][
+        -1
+    ] == ("confirmation")
     assert found["runs"] == 30, "a confirmation is no run"
 
 
