@@ -276,6 +276,14 @@ class CiSource(Protocol):
     def selection(self) -> str:
         """What was asked for; with another selection, other artifacts of a settled run may count."""
 
+    @property
+    def query(self) -> ArtifactQuery:
+        """The choice of artifacts."""
+
+    @property
+    def names(self) -> set[str]:
+        """The names, matching or not, of the artifacts that were listed until now."""
+
     def list_groups(self) -> list[CiArtifacts]:
         """List the runs of CI, the oldest first."""
 
@@ -286,6 +294,7 @@ class GitHubSource:
 
     actions: GitHubActions
     query: ArtifactQuery
+    names: set[str] = field(default_factory=set)
 
     @classmethod
     def open(
@@ -328,9 +337,11 @@ class GitHubSource:
         ]
 
     def _list_bundles(self, run: CiRun, known: set[str]) -> list[CiBundle]:
+        listed = self.actions.list_artifacts(run)
+        self.names.update(artifact.name for artifact in listed)
         artifacts = [
             artifact
-            for artifact in self.actions.list_artifacts(run)
+            for artifact in listed
             if fnmatchcase(artifact.name, self.query.artifact) and str(artifact.id) not in known
         ]
         jobs = self.actions.list_jobs(run) if any(not artifact.expired for artifact in artifacts) else []
@@ -396,6 +407,7 @@ class FolderSource:
     configuration: Configuration
     policy: Policy
     progress: Progress
+    names: set[str] = field(default_factory=set)
     _slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(4))
 
     @classmethod
@@ -434,7 +446,9 @@ class FolderSource:
             # A run's folder is one artifact, with all that is below it.
             folder = next((parent for parent in reversed(path.parents) if parent in recorded), path.parent)
             group = path if path.suffix == _ARCHIVE else folder
-            if any(fnmatchcase(part.removesuffix(_ARCHIVE), self.query.artifact) for part in group.parts or ("",)):
+            names = [part.removesuffix(_ARCHIVE) for part in group.parts or (".",)]
+            self.names.update(names)
+            if any(fnmatchcase(name, self.query.artifact) for name in names):
                 groups.setdefault(str(group), []).append(str(path))
         return [self._make_group(group, {path: files[path] for path in parts}) for group, parts in groups.items()]
 

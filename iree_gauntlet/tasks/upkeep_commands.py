@@ -421,7 +421,7 @@ def history_collect_task(request: ArtifactsRequest, network: NetworkRequest) -> 
     """Add what CI has kept, before it is deleted: runs' records, and results of other tools, each artifact once.
 
     The token is in $GITHUB_TOKEN or $GH_TOKEN, GitHub's address in $GITHUB_API_URL. Exit code 3 if an artifact has
-    expired or cannot be read; all others are added.
+    expired or cannot be read (all others are added), 5 if there are artifacts and none ever matched.
 
     Examples: history.collect github:OWNER/REPO --workflow benchmarks.yml --artifact 'results-*' --branch main
               history.collect s3://bucket/artifacts --artifact 'results-*'

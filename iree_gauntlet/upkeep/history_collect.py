@@ -12,6 +12,8 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,8 @@ from iree_gauntlet.artifacts.remote import MissingError, TransientError
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import format_duration, list_first, parse_bytes, pluralize
+from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.formatting import format_duration, join_lines, list_first, parse_bytes, pluralize
 from iree_gauntlet.history.artifact_runs import read_runs
 from iree_gauntlet.history.ci_sources import (
     ArtifactQuery,
@@ -55,7 +57,7 @@ _MAX_FAILURES = 3
 # A killed process loses at most the downloads of so many runs of CI.
 _BATCH = 50
 _REPORT_SECONDS = 60.0
-_MAX_NAMED = 5
+_MAX_NAMED, _MAX_NAME_CHARS = 5, 100
 
 
 def wait_visibly(event: threading.Event, seconds: float) -> None:
@@ -77,7 +79,11 @@ class _Notes(Progress):
 def collect(
     request: ArtifactsRequest, network: NetworkRequest, wait: Callable[[threading.Event, float], object] = wait_visibly
 ) -> ExitCode:
-    """Collect what is new; ERROR if an artifact could not be read."""
+    """Collect what is new; ERROR if an artifact could not be read.
+
+    Raises:
+        NothingSelectedError: there are artifacts, but none matches, nor did any in an earlier collection.
+    """
     settings = read_configuration(find_project_folder(), os.environ)
     policy = Policy(
         retries=settings.retries,
@@ -152,6 +158,7 @@ class _Collector:
     _problems: list[str] = field(default_factory=list)
     _expired: list[str] = field(default_factory=list)
     _failures: int = 0
+    _is_fresh: bool = False
 
     def collect(self) -> None:
         """Collect all runs of CI that are not settled, the oldest first, since these expire first."""
@@ -159,6 +166,7 @@ class _Collector:
         settled = {run for origin in known if origin.selection == self.source.selection for run in origin.settled}
         artifacts = {origin.artifact for origin in known}
         groups = self.source.list_groups()
+        self._is_fresh = not settled
         new_groups = [group for group in groups if group.key not in settled]
         self.counts.earlier = len(groups) - len(new_groups)
         for number, group in enumerate(new_groups, start=1):
@@ -166,6 +174,17 @@ class _Collector:
             if number % _BATCH == 0:
                 self.store_pending()
                 messages.report_progress(f"{number} of {pluralize(len(new_groups), 'run')} of CI")
+        if self._matches_nothing:
+            glob = self.source.query.artifact
+            names = get_close_matches(glob, self.source.names, n=_MAX_NAMED) or sorted(self.source.names)
+            hint = f"There are {list_first([join_lines(name, _MAX_NAME_CHARS) for name in names], _MAX_NAMED)}."
+            raise NothingSelectedError(f"{self.source.name}: no artifact matches {glob}", hint)
+
+    @property
+    def _matches_nothing(self) -> bool:
+        """True if none of the listed artifacts has ever been asked for, which is probably a typo."""
+        names, glob = self.source.names, self.source.query.artifact
+        return self._is_fresh and bool(names) and not any(fnmatchcase(name, glob) for name in names)
 
     def _collect_group(self, group: CiArtifacts, known: set[str]) -> None:
         try:
@@ -222,7 +241,9 @@ class _Collector:
             raise GauntletError(f"{self.source.name}: stopped: {error.message}", hint) from error
 
     def store_pending(self) -> None:
-        """Add what was collected to the history, in one step."""
+        """Add what was collected to the history, in one step; nothing is settled as long as no artifact matches."""
+        if self._matches_nothing:
+            return
         if self._expired:
             names = list_first(self._expired, _MAX_NAMED)
             messages.warn(f"{pluralize(len(self._expired), 'artifact')} expired: {names}")

@@ -469,6 +469,28 @@ def test_what_cannot_be_collected_is_a_clear_word(
     assert "two lines" not in said
 
 
+@pytest.mark.parametrize("source", ["github:acme/models", "artifacts"])
+def test_a_glob_that_never_matched_is_an_error_with_the_nearest_names(ci: Ci, source: str) -> None:
+    content = make_zip({"job_summary.json": summarize(1.0)})
+    for day in range(1, 52):
+        ci.github.add_artifact(ci.github.add_run(str(date(2026, 3, 1) + timedelta(days=day))), content)
+    archive = ci.folder / "artifacts" / "2026-03-02" / "results.zip"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(content)
+    for _ in range(2):
+        code, said = ci.collect(source=source, artifact="resluts*")
+        assert (code, "no artifact matches resluts*" in said) == (ExitCode.NOTHING_SELECTED, True), said
+        assert "There are results" in said
+    assert not ci.files
+    code, said = ci.collect(source=source, artifact="res*")
+    assert (code, len(ci.figures)) == (ExitCode.OK, 51 if "github" in source else 1), said
+    # A run of CI may have none of them.
+    ci.github.add_artifact(ci.github.add_run("2026-06-01"), content, "other")
+    archive.rename(archive.with_name("other.zip"))
+    code, said = ci.collect(source=source, artifact="res*")
+    assert code == ExitCode.OK, said
+
+
 def _fill(folder: Path, name: str) -> None:
     commit = "c" * 40
     archive = folder / "2026-03-01" / commit / "results.zip"
