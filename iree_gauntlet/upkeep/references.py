@@ -254,8 +254,8 @@ class EngineRun(Recorded):
     dtypes: tuple[str, ...]
     cwd: str
     folder: str
-    options: Recorded | None
     memory_bytes: int
+    options: Recorded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ class EngineReference:
         dtypes = tuple(tensor.dtype for tensor in self.program.inputs)
         path, function = str(self.program.path.absolute()), self.program.function
         run = EngineRun(
-            path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, engine.options, get_memory_limit()
+            path, function, engine.name, inputs, dtypes, plan.cwd, plan.folder, get_memory_limit(), engine.options
         )
         return self.workers.run_worker(
             engine.worker, engine.title, run, EngineAnswer, python=engine.python, seconds=seconds
