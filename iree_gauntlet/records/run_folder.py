@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, explain_earlier, read_journal, read_kind
@@ -277,7 +278,9 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
         result = record.results.get(step.id)
         if result is None or step.id not in previous_steps or not result.verdict.is_kept_on_resume:
             continue
-        files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
+        # Without the packages of the extra `code`, a compile has no figures of the code, and no file with them.
+        has_code = Figure.CODE_SIZE.row.statistic in result.statistics
+        files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT and (has_code or role != "code")]
         if step.stage.row.fetches:
             files += [source.path for source in step.inputs]
         has_files = not result.settled_verdict.counts_as_pass or all(Path(path).is_file() for path in files)

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import signal
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,18 @@ def test_resume_of_a_finished_run_runs_nothing(project: Project) -> None:
     assert "threshold" in before
     assert project.gauntlet("run", "--resume", **tools).code == 0
     assert project.calls == before
+
+
+def test_resume_of_a_run_without_figures_of_code_runs_nothing(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "capstone", None)
+    project.forget_modules()
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    assert not list(project.newest.rglob("code.json"))
+    compiles = (project.newest / "journal.jsonl").read_text().count('"event":"start"')
+    assert project.gauntlet("run", "--resume").code == 0
+    assert (project.newest / "journal.jsonl").read_text().count('"event":"start"') == compiles
 
 
 def test_whatever_a_later_step_reads_is_made_again_where_it_is_gone(project: Project) -> None:
