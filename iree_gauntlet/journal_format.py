@@ -258,7 +258,8 @@ def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
     match event.content:
         case RunOpening() as opening:
             for step in opening.again:
-                for by_step in (record.starts, record.results, record.result_times, record.attempts):
+                record.attempts[step] = record.results[step].failed_attempts if step in record.results else ()
+                for by_step in (record.starts, record.results, record.result_times):
                     by_step.pop(step, None)
             return replace(record, runs=(*record.runs, opening), steps=opening.steps, end=None)
         case MoreSteps(steps):
@@ -280,7 +281,8 @@ def _add_result(record: JournalRecord, event: JournalEvent, result: Result) -> N
     """Add a result, which contains all attempts, or the result of a failed attempt."""
     earlier_attempts = record.attempts.pop(event.step, ())
     if event.name == "attempt":
-        record.attempts[event.step] = (*earlier_attempts, result)
+        same_attempts = (attempt for attempt in earlier_attempts if attempt.attempt_key == result.attempt_key)
+        record.attempts[event.step] = (*same_attempts, result)
     else:
         record.result_times[event.step] = event.time
         record.results[event.step] = result

@@ -349,6 +349,7 @@ class Result(Recorded):
         attempts: the results of all attempts, in order, if the step was repeated in fresh processes; empty for one.
         said: the tool's output, if an expected text is searched in it; not recorded.
         is_mistake: True if something that the spec names is invalid or missing.
+        attempt_key: hash of the command and the files of a failed attempt; attempts with another one do not count.
     """
 
     verdict: Verdict
@@ -377,6 +378,7 @@ class Result(Recorded):
     attempts: tuple[Result, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     said: str = field(default="", metadata=UNRECORDED)
     is_mistake: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    attempt_key: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def full_reason(self) -> str:
@@ -444,6 +446,12 @@ class Result(Recorded):
         """The verdict for dependent steps: a step in quarantine did its work if a repetition passed."""
         has_passed = any(attempt.verdict.counts_as_pass for attempt in self.attempts[-1:])
         return Verdict.PASSED if self.verdict is Verdict.QUARANTINED and has_passed else self.verdict
+
+    @property
+    def failed_attempts(self) -> tuple[Result, ...]:
+        """The failed attempts that count if a resumed run repeats the step; after an error it begins anew."""
+        attempts = self.attempts if self.verdict.is_kept_on_resume else ()
+        return tuple(attempt for attempt in attempts if not attempt.verdict.counts_as_pass)
 
     @property
     def attempts_text(self) -> str:

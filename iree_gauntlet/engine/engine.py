@@ -25,6 +25,7 @@ from iree_gauntlet.engine.judging import (
     judge_process,
     require_whole_files,
 )
+from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.processes.processes import Processes
@@ -133,7 +134,7 @@ class Engine:
         available_memory: returns the free memory in bytes; None means unknown, and then no step waits for memory.
         remote_executor: the executor on other machines; None to run the steps on this machine.
         results: the result of each step, by id.
-        earlier_attempts: failed attempts at steps that the killed part of a resumed run did not finish, by id.
+        earlier_attempts: failed attempts in earlier parts of a resumed run, by id; they count on the same files.
         ignores_cache: True to compile modules that the cache has, or has as failures.
     """
 
@@ -250,10 +251,12 @@ class Engine:
 
     def result_of(self, step: Step) -> Result:
         """Perform a step, with its repetitions, and return the result; only attempts before the last are journalled."""
-        attempts = [*self.earlier_attempts.get(step.id, ())]
         limit = 1 if step.expect_failure or step.stage.row.fetches else 1 + self.options.reruns
-        while len(attempts) < limit:
+        attempts = self._find_attempts(step) if limit > 1 else []
+        while True:
             result = self._try_once(step, self._fresh_performers if attempts else self._performers)
+            if limit > 1 and result.can_differ:
+                result = replace(result, attempt_key=self._make_attempt_key(step))
             if result.can_differ and len(attempts) + 1 < limit and not self.session.cancelled.is_set():
                 result = self.session.processes.keep_attempt(step, result, len(attempts) + 1)
                 self.session.log.write_attempt(step.id, result)
@@ -262,9 +265,27 @@ class Engine:
                 )
                 attempts.append(result)
                 continue
-            attempts.append(result)
-            break
-        return judge_attempts(attempts)
+            return judge_attempts([*attempts, result])
+
+    def _find_attempts(self, step: Step) -> list[Result]:
+        """Return a step's failed attempts in earlier parts of a run with the same command and the same files."""
+        earlier_attempts = self.earlier_attempts.get(step.id, ())
+        key = self._make_attempt_key(step) if earlier_attempts else ""
+        attempts = [attempt for attempt in earlier_attempts if attempt.attempt_key == key]
+        if len(attempts) < len(earlier_attempts):
+            self.session.progress.message(f"{step.id} begins anew: what it reads has changed since it failed")
+        if attempts and attempts[-1].log and (self.session.folder / attempts[-1].log).parent == Path(step.folder):
+            # The next attempt would overwrite the files of the last one.
+            attempts[-1] = self.session.processes.keep_attempt(step, attempts[-1], len(attempts))
+        return attempts
+
+    def _make_attempt_key(self, step: Step) -> str:
+        """Return a hash of a step's command and of the bytes that it reads."""
+        files = {f"{number} {file.role}": "" for number, file in enumerate(step.inputs)}
+        for name, file in zip(files, step.inputs, strict=True):
+            with suppress(OSError):
+                files[name] = self.workbench.store.hash_cache.sha256(Path(file.path))
+        return make_key({"command": join_flags(step.command.argv if step.command else ()), **files})
 
     @cached_property
     def _fresh_performers(self) -> Mapping[Stage, Callable[[Step], Result]]:

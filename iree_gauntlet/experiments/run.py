@@ -46,7 +46,6 @@ from iree_gauntlet.records.run_folder import (
     find_named_run,
     find_newest_run,
     find_requested_folder,
-    find_tried_steps,
     keep_if_resumable,
     make_folder,
     read_run_options,
@@ -267,17 +266,12 @@ def _open_engine(
     verdicts: dict[str, Verdict] = {}
     record = parts.record
     only_failed = folder.last_failed or record.run.last_failed
-    attempts: dict[str, tuple[Result, ...]] = {}
+    attempts = record.attempts | {step: result.failed_attempts for step, result in record.results.items()}
     if folder.resume:
         verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainInfo())
         if not parts.measured_elsewhere:
-            tried_verdicts, sha256 = find_tried_steps(record, plan.steps), workbench.store.hash_cache.sha256
-            steps, kept_verdicts = repeat_changed_steps(plan.steps, verdicts | tried_verdicts, record, sha256)
+            steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, workbench.store.hash_cache.sha256)
             plan = replace(plan, steps=steps)
-            verdicts = {step: verdict for step, verdict in kept_verdicts.items() if step not in tried_verdicts}
-            # Attempts count only with the same files, so also with the same results of the steps before.
-            tried_steps = (step for step in steps if step.id in kept_verdicts and step.id in tried_verdicts)
-            attempts = {step.id: record.attempts[step.id] for step in tried_steps if verdicts.keys() >= {*step.needs}}
     batches = make_batches(plan.steps, execution.batch, workbench, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)

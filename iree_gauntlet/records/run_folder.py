@@ -289,16 +289,6 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
     return verdicts
 
 
-def find_tried_steps(record: JournalRecord, steps: Sequence[Step]) -> dict[str, Verdict]:
-    """Return the verdicts of failed attempts at steps that were killed before their next attempt, and are the same."""
-    previous_steps = {step.id: step for step in record.planned}
-    return {
-        step.id: record.attempts[step.id][-1].verdict
-        for step in steps
-        if step.id in record.attempts and _pick_essence(previous_steps[step.id]) == _pick_essence(step)
-    }
-
-
 def _pick_essence(step: Step) -> tuple[object, ...]:
     """Return a planned step's command, goldens, expectations and cache: if these are equal, the step is unchanged."""
     return (
