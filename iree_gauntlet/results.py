@@ -423,9 +423,22 @@ class Result(Recorded):
         return None if value is None else read_number(value)
 
     @property
+    def has_compared(self) -> bool:
+        """True if all outputs could be compared; False if the program did not run to its end, in no attempt."""
+        has_passed = any(attempt.verdict.counts_as_pass for attempt in (self, *self.attempts))
+        # Not all failures of stages that compare more than numbers have a kind.
+        is_other = self.failure is None and self.verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE)
+        return has_passed or is_other or self.failure in (FailureKind.WRONG_NUMBERS, FailureKind.MISSES_A_GOLDEN)
+
+    @property
+    def decisive_outputs(self) -> tuple[OutputComparison, ...]:
+        """The outputs that say how good the numbers are; right ones before a crash do not."""
+        return tuple(output for output in self.outputs if self.has_compared or not output.passed)
+
+    @property
     def max_abs_error(self) -> float | None:
         """The largest error of all outputs, NaN above all; None if no values were compared."""
-        errors = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
+        errors = [output.max_abs_error for output in self.decisive_outputs if output.max_abs_error is not None]
         # NaN compares as false with every number, so `max` could miss it.
         return next((error for error in errors if math.isnan(error)), max(errors, default=None))
 

@@ -131,7 +131,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     return ChainFigures(
         values=values,
         checks=checks,
-        outputs=tuple(output for step in chain.steps for output in step.outputs),
+        outputs=tuple(output for step in chain.steps for output in step.decisive_outputs),
         samples=timed_steps[-1].samples if timed_steps else None,
         all_from_cache=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,

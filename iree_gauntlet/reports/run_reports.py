@@ -514,7 +514,7 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     checks = [check for step in outcome.steps for check in step.checks]
     decided_counts = Counter(check.metric for check in checks if check.passed is not None)
     comparing = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
-    number_count = sum(step.verdict.is_conclusive for step in comparing)
+    number_count = sum(step.has_compared for step in comparing)
     agreeing_count = sum(bool(step.agrees_with) for step in outcome.steps)
     agreeing_note = f" ({agreeing_count} only with IREE itself)" if agreeing_count else ""
     disturbed_count = sum(bool(step.samples and step.typed_statistics.disturbed) for step in outcome.steps)

@@ -95,6 +95,24 @@ def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path)
     assert "9.05 ± 0.07 \\*" in text
 
 
+def test_a_program_that_crashed_has_compared_nothing(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    names = ("failed", "crashed", "excused", "expected", "flaky")
+    steps = [builder.step("m", name, "threshold") for name in names]
+    builder.begin()
+    right, crash = [make_comparison(call=0, function="init")], {"signal": "SIGSEGV", "failure": "crashes"}
+    builder.result(steps[0], "failed", outputs=[make_comparison(passed=False)], failure="wrong numbers")
+    # The call before the crash gave the right numbers.
+    for step, verdict in zip(steps[1:4], ("error", "quarantined", "xfailed"), strict=True):
+        builder.result(step, verdict, "call 1 crashed", outputs=right, **crash)
+    builder.result(steps[4], "flaky", "passed in attempt 2", outputs=right, failure="crashes")
+    builder.end(3)
+    assert "\n\njudged: numbers 2, " in summary_of(builder, tmp_path)
+    summary = json.loads((tmp_path / RUN_NAME / "summary.json").read_text())
+    qualities = {chain["submodel"]: chain["quality"] and chain["quality"]["passed"] for chain in summary["chains"]}
+    assert qualities == {"failed": False, "crashed": None, "excused": None, "expected": None, "flaky": True}
+
+
 def test_chains_and_facts_name_each_target(tmp_path: Path) -> None:
     builder = JournalBuilder()
     for target, sku in (("cpu", ""), ("rocm-gfx942", "mi300")):
