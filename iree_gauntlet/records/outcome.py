@@ -36,7 +36,7 @@ _PLANNED_FIELDS = (
 )
 _ENVIRONMENT_NOTE = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MAX_ENVIRONMENT_NOTES = 5
-_MAX_WORKERS = 8
+_MAX_WORKERS, _MAX_EXCUSED = 8, 3
 _MAX_CHAINS_IN_FULL, _MAX_LONG_STAGES = 200, 2
 
 
@@ -232,6 +232,17 @@ class RunOutcome:
         """The number of steps by verdict; every verdict is present, in a fixed order."""
         counts = Counter(step.verdict for step in self.steps)
         return {verdict: counts[verdict] for verdict in Verdict}
+
+    @property
+    def exit_meaning(self) -> str:
+        """The meaning of the exit code; for 0, with the steps that failed, or did once, and are excused."""
+        excused = [
+            f"{step.title} ({step.verdict})"
+            for step in self.steps
+            if step.verdict in (Verdict.FLAKY, Verdict.QUARANTINED) and self.exit_code is ExitCode.OK
+        ]
+        names = list_first(excused, _MAX_EXCUSED)
+        return f"{self.exit_code.meaning}, except {names}" if excused else self.exit_code.meaning
 
     @property
     def time(self) -> str:

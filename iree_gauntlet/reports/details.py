@@ -17,6 +17,7 @@ from iree_gauntlet.formatting import (
     format_percent,
     format_ratio,
     join_lines,
+    pluralize,
 )
 from iree_gauntlet.stages import FailureKind
 
@@ -110,7 +111,9 @@ def list_findings(step: StepOutcome) -> list[str]:
         for number, attempt in enumerate(step.attempts, start=1)
     ]
     if attempt_lines:
-        attempt_lines.insert(0, step.attempts_text)
+        # The last attempt at an unfinished step has no result.
+        ended_text = f"{pluralize(len(step.attempts), 'attempt')} ended before that"
+        attempt_lines.insert(0, ended_text if step.unfinished else step.attempts_text)
     return [*([process_line] if process_line else []), *lines, *attempt_lines]
 
 

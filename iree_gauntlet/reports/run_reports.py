@@ -264,7 +264,7 @@ def format_summary_json(outcome: RunOutcome) -> str:
         "remarks": outcome.remarks,
         "workers": {name: machine.as_dict() for name, machine in outcome.workers.items()},
         "exit_code": outcome.exit_code,
-        "exit_meaning": outcome.exit_code.meaning,
+        "exit_meaning": outcome.exit_meaning,
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
@@ -391,9 +391,7 @@ def run_document(
     unstarted_count = len(outcome.bad_steps) - len(bad)
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
-    quarantined = (step for step in outcome.steps if step.verdict is Verdict.QUARANTINED)
-    blocks += _list_lines("Failures in quarantine", [f"{step.title}: {step.reason}" for step in quarantined])
-    blocks += _show_unapplied(outcome)
+    blocks += [*_show_quarantined(outcome, folder), *_show_unapplied(outcome)]
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
     if not any(step.stage.row.runs_modules for step in outcome.steps):
         blocks += _show_code_totals(figures)
@@ -409,6 +407,7 @@ def run_document(
         tuple(_show_details(outcome)),
         outcome.exit_code,
         outcome.remarks,
+        outcome.exit_meaning,
         first_failure=f"{groups[0][0].title}: {details.format_common_cause(groups[0])}" if groups else "",
         provenance=make_provenance(
             *(outcome.toolchain.compiler, outcome, files),
@@ -430,16 +429,22 @@ def _list_next_steps(outcome: RunOutcome, bad: Sequence[StepOutcome], folder: Pa
         yield Paragraph(("to continue it: ", *_format_resume_command(outcome, folder)))
 
 
-def _list_lines(title: str, lines: Sequence[str]) -> list[Block]:
-    """Return a heading and a list; nothing without lines."""
-    return [Heading(title), Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)] if lines else []
+def _show_quarantined(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
+    """Show the failures that do not fail the run, because a suite has put their cases in quarantine."""
+    if steps := [step for step in outcome.steps if step.verdict is Verdict.QUARANTINED]:
+        yield Heading("Failures in quarantine")
+        yield from _show_failures(steps[:_TERMINAL_FAILURES], folder)
+    if others := steps[_TERMINAL_FAILURES:]:
+        blocks = tuple(_show_failures(others[:_MAX_OTHER_FAILURES], folder))
+        yield Details(f"{len(others)} more failures in quarantine", blocks)
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
     """Show the goldens that were not applied in steps that did not fail."""
     steps = [step for step in outcome.steps if not step.verdict.is_bad]
     if lines := [f"{origin}: {text}" for step in steps for origin, text in details.list_unapplied(step)]:
-        yield from _list_lines("Goldens that were not applied", lines)
+        yield Heading("Goldens that were not applied")
+        yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
         # Without a figure, another release is not the reason.
         checks = ((check, step) for step in steps for check in step.checks if check.measured is not None)
         if any(check.metric in {golden.metric for golden in step.unapplied_goldens} for check, step in checks):
@@ -678,7 +683,9 @@ def _show_failures(steps: Iterable[StepOutcome], folder: Path | None) -> Iterato
     for step in steps:
         yield Heading(f"{step.verdict}: {step.title}", 3, step.id)
         tail = take_last_lines(step.tail)
-        if not (details.list_faults(step) or details.is_quoted(step, tail)):
+        # The reason of a quarantine is nowhere else.
+        is_told = details.list_faults(step) or details.is_quoted(step, tail)
+        if step.verdict is Verdict.QUARANTINED or not is_told:
             yield Paragraph((step.reason,))
         if step.explanation is not None:
             bundle = step.explanation.bundle

@@ -93,6 +93,7 @@ def test_a_program_that_crashes_the_first_time_only_is_flaky(project: Project) -
     write_runner(project, {1})
     done = run(project, "--rerun-failed", "1", "--flaky", "pass", "--fail-fast", **runner)
     assert (done.code, project.verdict(_STEP)) == (0, "flaky"), done.text
+    assert done.out.endswith("exit code 0: all as expected, except toy/abs@cpu threshold (flaky)\n")
     assert project.gauntlet("report", "latest").code == 0
     # Without the option, nothing is repeated.
     write_runner(project, {1})
@@ -133,6 +134,7 @@ def test_a_run_that_was_killed_between_two_attempts_goes_on_with_the_next(projec
     killed = (project.newest / "journal.jsonl").read_bytes()
     report = project.gauntlet("report", "latest")
     assert "attempt 1 ended in an error: iree-run-module crashed with SIGSEGV" in report.out, report.text
+    assert "  1 attempt ended before that\n" in report.out
     assert {child.tag for child in read_case(project)} >= {"error", "rerunError"}
     write_runner(project, {1})
     # The compile is repeated too, and gives the same bytes.
@@ -192,6 +194,13 @@ def test_a_quarantine_excuses_failures_until_its_day(project: Project) -> None:
     assert "1 case: 1 quarantined" in done.out
     assert "Failures in quarantine\n" in done.out
     assert "in quarantine until 9999-12-31: races, see the issue" in done.out
+    assert done.out.endswith("exit code 0: all as expected, except toy/abs@cpu threshold (quarantined)\n")
+    # As of other failures: the attempts, the log, the command.
+    page = (project.newest / "summary.html").read_text()
+    for report in (done.out, (project.newest / "summary.md").read_text(), page):
+        assert "failed in all 2 attempts" in report
+        assert "steps/toy/abs.cpu/threshold/stdout.txt" in report
+    assert "Reproduce" in page
     case = {child.tag: child for child in read_case(project)}
     assert str(case["skipped"].get("message")).startswith("quarantined: ")
     assert "rerunFailure" in case
