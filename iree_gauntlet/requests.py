@@ -35,6 +35,7 @@ class Option:
         short: a single letter.
         choices: valid values; empty for any.
         unit: unit of a positive number; empty for any number.
+        most: the largest valid number; 0 for any.
         takes: name of the word after the task that becomes its value, such as `folder`; `SEVERAL` for the values of an
             option that may be repeated, one for each word.
     """
@@ -46,6 +47,7 @@ class Option:
     choices: tuple[str, ...] = ()
     unit: str = ""
     takes: str = ""
+    most: int = 0
 
     @property
     def repeats(self) -> bool:
@@ -69,16 +71,22 @@ _KEPT_EXECUTION = (
 
 
 def option(
-    default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "", takes: str = ""
+    default: Any,
+    text: str,
+    *,
+    short: str = "",
+    choices: tuple[str, ...] = (),
+    unit: str = "",
+    takes: str = "",
+    most: int = 0,
 ) -> Any:
     """Declare a field of a request as an option; arguments as for `Option`.
 
     An option whose default is a tuple may be repeated.
     """
     option_default = list(default) if isinstance(default, tuple) else default
-    return field(
-        default=default, metadata={"options": {None: Option("", option_default, text, short, choices, unit, takes)}}
-    )
+    declaration = Option("", option_default, text, short, choices, unit, takes, most)
+    return field(default=default, metadata={"options": {None: declaration}})
 
 
 def list_options(request: type, *names: str) -> tuple[Option, ...]:
@@ -148,6 +156,8 @@ def parse_value(item: Option, value: Any) -> Any:
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{format_option(item.name)} {value:g}: expected {item.unit} above 0", hint)
+    if item.most and value > item.most:
+        raise UsageError(f"{format_option(item.name)} {value}: expected at most {item.most}")
     return value
 
 
@@ -307,8 +317,10 @@ class ExecutionRequest:
     lenient: bool = option(False, "An unexpected pass does not fail the run.")
     rerun_failed: int = option(
         0,
-        "How often a step that failed is repeated, in fresh processes; if it passes then, it is flaky.",
+        "How often a step that failed is repeated (at most 100 times), in fresh processes; if it passes then, it is "
+        "flaky.",
         unit="a number",
+        most=100,
     )
     flaky: str = option(
         "fail", "Whether a flaky step fails the run: fail (exit code 1) or pass.", choices=("fail", "pass")

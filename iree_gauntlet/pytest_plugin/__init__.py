@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
 
 _OPTION = b"--test-file-directory"
+# As in `requests.py`, which is not imported unless tests of models run.
+_MAX_RERUNS = 100
 _FOLDERS = ("module_directory", "external_file_directory")
 
 
@@ -74,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--rerun-failed",
-        type=_parse_count,
+        type=_parse_reruns,
         default=0,
         metavar="N",
         help="How often a step that failed is repeated, in fresh processes; if it passes then, it is flaky.",
@@ -105,11 +107,12 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _parse_count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise ValueError(text)
-    return count
+def _parse_reruns(text: str) -> int:
+    from argparse import ArgumentTypeError  # noqa: PLC0415 - only for a mistake
+
+    if not text.isdecimal() or int(text) > _MAX_RERUNS:
+        raise ArgumentTypeError(f"{text}: expected a number, at most {_MAX_RERUNS}")
+    return int(text)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -76,6 +76,7 @@ pytestmark = pytest.mark.iree
         (["run", "-j", "1.5"], 2, "-j 1.5: 1.5 is not a number"),
         (["run", "--timeout-compile", "soon"], 2, "--timeout-compile soon: soon is not a number"),
         (["run", "--timeout-compile", "-1"], 2, "expected seconds above 0\n  Leave it out for the default."),
+        (["run", "--rerun-failed", "99999999999"], 2, "--rerun-failed 99999999999: expected at most 100"),
         (["run", "-j", "0"], 2, "--jobs 0: expected a number above 0\n  Leave it out for the default."),
         (["run", "--timeout-compile", "0"], 2, "--timeout-compile 0: expected seconds above 0"),
         (["run", "--dry"], 2, "run has no option --dry"),
