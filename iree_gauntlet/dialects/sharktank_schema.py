@@ -53,6 +53,7 @@ from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, r
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, load_json, make_problem_at, shorten_path
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
+from iree_gauntlet.formatting import split_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,6 +70,9 @@ _FAMILIES_IN_NAMES = (CPU.family, ROCM.family)
 
 
 _BLOB_FIELDS = ("source", "value")
+# The numbers, and the types with numbers, that `run_calls.py` reads from a flag.
+_DECIMAL = re.compile(r"[+-]?[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?")
+_NUMBER_TYPE = re.compile(r"(?:\d+x)*(?:[su]?i(?:8|16|32|64)|b?f16|f32|f64)")
 # These fields describe the only call of a spec without `calls`.
 _FIELDS_OF_A_CALL = ("run_function", "inputs", "outputs")
 
@@ -206,7 +210,7 @@ class RegressionV2(_Regression, WithTargets):
     targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=TARGETS_DESCRIPTION)  # ours
     run_function: Text | None = about(None, "Function to run; optional if a module exports only one.")
     calls: list[RegressionCall] = Field(
-        default_factory=list, description="Calls, in order, in place of run_function, inputs and outputs."
+        default_factory=list, min_length=1, description="Calls, in order, in place of run_function, inputs and outputs."
     )  # ours
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
@@ -224,13 +228,30 @@ class RegressionV2(_Regression, WithTargets):
         if self.calls and (field := next((name for name in _FIELDS_OF_A_CALL if getattr(self, name)), "")):
             raise FieldError("calls", f"is given with {field}: write {field} into the calls")
         for number, call in enumerate(self.calls):
-            for name, sources in (("inputs", call.inputs), ("changes", call.changes)):
-                for index, text in enumerate(sources):
-                    if isinstance(text, str) and (message := self._explain_no_value(text, number)):
+            for name, sources in (("inputs", call.inputs), ("outputs", call.outputs), ("changes", call.changes)):
+                for index, source in enumerate(sources):
+                    place: list[str | int] = [number, name, index]
+                    if isinstance(source, str):
+                        message = self._explain_no_value(source, number)
+                    else:
+                        message, place = self._explain_no_number(source), [*place, "value"]
+                    if message:
                         error = FieldError("calls", message)
-                        error.path += [number, name, index]
+                        error.path += place
                         raise error
         return self
+
+    def _explain_no_number(self, blob: Blob) -> str:
+        """Return why several calls cannot read a value without a file; empty if they can, or if there is one call."""
+        head, _, contents = (blob.value or "").partition("=")
+        tokens = split_values(contents)
+        is_decimal = not tokens or (_NUMBER_TYPE.fullmatch(head) and all(map(_DECIMAL.fullmatch, tokens)))
+        if blob.source or len(self.calls) < 2 or (is_decimal and TENSOR_TYPE.fullmatch(head)):
+            return ""
+        return (
+            f"{blob.value!r} must be decimal numbers with their type, such as 4xf32=1 2 3 4; "
+            "write others, and those of i1, complex and f8, to a file"
+        )
 
     def _explain_no_value(self, text: str, number: int) -> str:
         """Return why a text names no value of a call before a call with a number; empty if it may name one."""

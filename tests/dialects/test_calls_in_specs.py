@@ -45,6 +45,9 @@ def test_several_calls_are_one_command_of_the_bindings(tmp_path: Path) -> None:
 def test_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
     whole = {**SPEC, "run_function": "init", "inputs": INIT["inputs"], "outputs": INIT["outputs"]}
     commands = []
+    # The tool itself also reads numbers that are not decimal.
+    hexadecimal = {**INIT, "inputs": [{"value": "i32=0x0"}]}
+    assert not list_tree_problems(tmp_path, make_spec(hexadecimal))
     for content in (make_spec(INIT), whole):
         write_tree(tmp_path, {NAME: content})
         commands.append(find_argv(plan(load(tmp_path, CPU), (Stage.THRESHOLD,)), ID))
@@ -68,6 +71,16 @@ def test_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
         (make_spec({"inputs": ["0.1"]}), "calls[0].inputs[0]", "expected a value of an earlier call such as @0.1"),
         (make_spec({"inputs": [{"value": "4xf3=1"}]}), "calls[0].inputs[0].value", "expected values such as"),
         (make_spec({"input": []}), "calls[0].input", "did you mean 'inputs'?"),
+        (make_spec(), "calls", "expected at least 1 item, found 0"),
+        *(
+            (make_spec(INIT, {field: [INIT["inputs"][0], {"value": value}]}), f"calls[1].{field}[1].value", message)
+            for field, value, message in (
+                ("inputs", "2xf32=0x3 4", "'2xf32=0x3 4' must be decimal numbers with their type"),
+                ("outputs", "f32=nan", "'f32=nan' must be decimal numbers"),
+                ("outputs", "i1=01", "write others, and those of i1, complex and f8, to a file"),
+                ("inputs", "3", "'3' must be decimal numbers with their type, such as 4xf32=1 2 3 4"),
+            )
+        ),
         (make_spec(INIT, run_function="init"), "calls", "is given with run_function"),
         (make_spec(INIT, outputs=[{"value": "i32=1"}]), "calls", "is given with outputs"),
     ],

@@ -82,6 +82,7 @@ def make_argv(module: str, calls: tuple[str, ...]) -> list[str]:
         ((INIT, "--call=step --input_from=0.3"), 2, "no earlier call has the input or output 0.3"),
         ((INIT, "--call=step --input_from=zero"), 2, "--input_from=zero: expected the numbers of a call"),
         ((INIT, "--call=step --input=3"), 2, "argument '3'"),
+        ((INIT, "--call=step --input=1x2xf32=nan"), 2, "values 'nan' of f32: expected decimal numbers"),
         ((INIT, "--call=step --expected_rtol=1"), 2, "is not a flag of a call"),
         (("--task_topology_group_count=1", *COUNT), 0, "[SUCCESS]"),
         (("--nonsense", *COUNT), 1, "flag 'nonsense' not recognized"),

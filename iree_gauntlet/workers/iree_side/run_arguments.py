@@ -213,7 +213,8 @@ def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes
     pattern = _FLOAT_PATTERN if kind == "f" else _INTEGER_PATTERN
     has_fitting_count = len(tokens) in (1, capacity) and capacity and element_type not in _WITHOUT_NUMBERS
     if not has_fitting_count or not all(pattern.fullmatch(token) for token in tokens):
-        raise UnsupportedError(f"values {text!r} of {element_type}")
+        hint = "expected decimal numbers; write others, and those of i1, complex and f8, to a file"
+        raise UnsupportedError(f"values {text!r} of {element_type}: {hint}")
     if kind == "f":
         return np.broadcast_to(_make_floats(tokens, element_type), (capacity,)).tobytes()
     limits, numbers = np.iinfo(dtype), [int(token) for token in tokens]
