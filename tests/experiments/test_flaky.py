@@ -112,6 +112,15 @@ def test_a_program_that_always_fails_has_failed_in_all_attempts(project: Project
         "rerunFailure",
         "system-out",
     ]
+    # If it is repeated later on the same files, its failures count; the files of all attempts are kept.
+    project.suite('[[quarantine]]\ncase = "toy/*"\nreason = "r"\nuntil = 9999-12-31\n')
+    done = project.gauntlet("run", "--resume", **write_runner(project, ()))
+    assert (done.code, project.verdict(_STEP), list_attempts(project)) == (
+        *(0, "quarantined"),
+        ["failed", "failed", "failed", "passed"],
+    )
+    logs = [project.newest / attempt.log for attempt in project.journal.results[_STEP].attempts]
+    assert ["[FAILED]" in log.read_text() for log in logs] == [True, True, True, False]
 
 
 def test_mistakes_expected_failures_and_broken_goldens_are_not_repeated(project: Project) -> None:
@@ -143,13 +152,6 @@ def test_a_run_that_was_killed_between_two_attempts_goes_on_with_the_next(projec
     done = project.gauntlet("run", "--resume", **tools)
     assert (done.code, list_attempts(project)) == (1, ["error", "error", "passed"]), done.text
     assert count_starts(project) == 2
-    # A step that was flaky, and is repeated because the compile is, stays flaky.
-    for module in (project.newest / "steps").rglob("module.vmfb"):
-        module.unlink()
-    write_runner(project, ())
-    done = project.gauntlet("run", "--resume", **tools)
-    assert (done.code, list_attempts(project)) == (1, ["error", "error", "passed"]), done.text
-    assert all((project.newest / attempt.log).is_file() for attempt in project.journal.results[_STEP].attempts)
     # A step that has changed begins anew.
     (project.newest / "journal.jsonl").write_bytes(killed)
     write_runner(project, ())
