@@ -156,6 +156,8 @@ def parse_value(item: Option, value: Any) -> Any:
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{format_option(item.name)} {value:g}: expected {item.unit} above 0", hint)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{format_option(item.name)} {value:g}: expected a finite number", "Such as 2.5.")
     if item.most and value > item.most:
         raise UsageError(f"{format_option(item.name)} {value}: expected at most {item.most}")
     return value

@@ -27,7 +27,7 @@ from iree_gauntlet.experiments.compare import compare
 from iree_gauntlet.experiments.compat import check_compatibility
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explain import explain
-from iree_gauntlet.experiments.matrix import matrix
+from iree_gauntlet.experiments.matrix import matrix, name_irees
 from iree_gauntlet.experiments.run import make_setup
 from iree_gauntlet.figures import METRICS
 from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
@@ -57,6 +57,7 @@ from iree_gauntlet.requests import (
 )
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.toolchains.candidates import list_candidates_among
 from iree_gauntlet.toolchains.choice import parse_choice
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.records.qualify_outcome import BumpFinding
@@ -80,7 +82,7 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
 
     Raises:
         UsageError: the sides are not two IREEs, or an option differs from that of a resumed qualification.
-        GauntletError: the specs cannot be read.
+        GauntletError: the specs, or the marks of the history, cannot be read, or a side is not available.
     """
     experiment = Experiment.find(QUALIFY, request.folder)
     if experiment.record:
@@ -92,10 +94,16 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
             f"qualify takes two IREEs, OLD and NEW, not {len(options.sides)}",
             "Such as: gauntlet qualify 3.12.0 3.13.0 --suite cpu",
         )
-    for side in options.sides:
-        parse_choice(side)
-    setup = make_setup(request)
+    if options.allow < 0:
+        raise UsageError(f"--allow {options.allow:g}: expected a percentage, 0 or more", "Leave it out for 1.")
     old, new = options.sides
+    name_irees(options.sides)
+    _check_candidates(options)
+    marks = read_marks(find_project_folder() / MARKS_FILE)
+    setup = make_setup(request)
+    for side in options.sides:
+        # A side that does not exist is a mistake in the command line, and not a loss.
+        setup.open_workbench_for(side)
     kept_options = {**asdict(options), **request.resume_options}
     opening = QualifyOpening(
         suite=setup.selection.name, old=old, new=new, allowed=options.allow, kept=ResumeOptions(kept_options)
@@ -104,10 +112,22 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
     with interruptible(lambda: None):
         with experiment.open(presenter, opening) as log:
             finished = {name: part for name, part in previous.items() if not part.problem}
-            qualification = _Qualification(experiment.folder, options, request, presenter, log, finished)
+            qualification = _Qualification(experiment.folder, options, request, marks, presenter, log, finished)
             qualification.run_parts()
             experiment.code = read_qualify_outcome(experiment.folder).worst_code
         return experiment.reported
+
+
+def _check_candidates(options: QualifyRequest) -> None:
+    """Raise a UsageError for candidates of bisections that are no IREEs, or releases outside of OLD and NEW."""
+    old, new = options.sides
+    candidates = list_candidates_among(old, new, options.among)
+    first, *between, last = (parse_choice(candidate.iree).version for candidate in candidates)
+    if first is None or last is None:
+        return
+    low, high = sorted((first, last))
+    if outside := next((version for version in between if version and not low < version < high), None):
+        raise UsageError(f"--among {outside}: it is not between {low} and {high}", "Name what lies between, in order.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +137,7 @@ class _Qualification:
     folder: Path
     options: QualifyRequest
     request: RunRequest
+    marks: Sequence[Mark]
     presenter: Reporter
     log: EventLog
     finished: Mapping[str, PartResult]
@@ -203,7 +224,7 @@ class _Qualification:
     def _apply_marks(self) -> None:
         """Record the losses that the history's marks accept: for NEW, or for the IREE since which a loss is there."""
         outcome = read_qualify_outcome(self.folder)
-        marks = [mark for mark in read_marks(find_project_folder() / MARKS_FILE) if mark.mark == "accepted"]
+        marks = [mark for mark in self.marks if mark.mark == "accepted"]
         new = outcome.matrix.irees[-1].toolchain if outcome.matrix else ToolchainInfo()
         for loss in outcome.losses if marks else ():
             figure = METRICS.get(loss.metric)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # The flags that may stand between a task and its words; they tell what the words name.
 _WORD_FLAGS = ("--slower", "--index")
 # The forms in which tasks without --iree, which have two IREEs, take their IREEs.
-_IREE_USAGE = {"compare": "compare A B"}
+_IREE_USAGE = {"compare": "compare A B", "qualify": "qualify OLD NEW"}
 # The options of Invoke that have a meaning here; Invoke's other options affect shell commands of tasks.
 _CORE_OPTIONS = ("complete", "help", "list", "list-depth", "list-format", "print-completion-script", "version")
 # Match messages of Invoke.

@@ -144,11 +144,26 @@ def test_a_flag_that_is_gone_is_the_loss(project: Project) -> None:
         (["installed", "banana"], 2, "banana: not a known IREE"),
         (["--resume"], 2, "no earlier `qualify`"),
         (["installed", "path", "--model", "zzz"], 5, "No model 'zzz'"),
+        (["installed", "build:nope"], 2, "nope is not a folder"),
+        (["3.99.0", "installed", "--offline"], 3, "3.99.0"),
+        (["installed", "installed"], 2, "installed: one IREE is named twice"),
+        (["installed", "path", "--allow", "nan"], 2, "--allow nan: expected a finite number"),
+        (["installed", "path", "--allow", "-1"], 2, "--allow -1: expected a percentage, 0 or more"),
+        (["installed", "path", "--among", "foo"], 2, "--among foo: not a known IREE"),
+        (["3.12.0", "3.13.0", "--among", "3.5.0"], 2, "--among 3.5.0: it is not between 3.12.0 and 3.13.0"),
     ],
 )
 def test_wrong_input(project: Project, words: list[str], code: int, says: str) -> None:
     done = project.gauntlet("qualify", *words)
     assert (done.code, says in done.text) == (code, True), done.text
+    assert not (project.folder / "runs").exists()
+
+
+@pytest.mark.iree
+def test_marks_are_read_before_anything_runs(project: Project) -> None:
+    (project.folder / "history_marks.toml").write_text("[[mark]]\nseries = 3\n")
+    done = project.gauntlet("qualify", "installed", "path")
+    assert (done.code, "history_marks.toml" in done.text) == (2, True), done.text
     assert not (project.folder / "runs").exists()
 
 

@@ -56,6 +56,7 @@ pytestmark = pytest.mark.iree
         (["bench", "--modl", "x"], 2, "error: bench has no option --modl; did you mean --model?"),
         (["runn"], 2, "No idea what 'runn' is! Did you mean run?"),
         (["compare", "--iree", "A", "--iree", "B"], 2, "error: compare has no --iree: name them as compare A B"),
+        (["qualify", "--iree", "A"], 2, "error: qualify has no --iree: name them as qualify OLD NEW"),
         (["run", "--dry-run"], 2, "error: run has no --dry-run: `gauntlet plan` prints the steps of a run"),
         (["cache.gc", "--dry-run"], 2, "error: cache.gc has no --dry-run: without --delete it changes nothing"),
         (["bisect", "--iree", "A"], 2, "error: bisect has no --iree: name them as --good A --bad B"),
