@@ -6,6 +6,7 @@ The journal's steps are the parts: the folder of each has an experiment with a r
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from iree_gauntlet.records.outcome import list_record_remarks
 from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.journal_events import EndEvent
@@ -158,6 +159,7 @@ class QualifyOutcome:
         changes: differences that are neither.
         undecided: models that are not judged by a time, because the machine could not say.
         unjudged: what could not be judged, with the reasons.
+        omissions: the figures that no verdict is about, with the reasons.
         bisections: the searches for the release of a loss, by part.
         end: None if it did not end.
     """
@@ -173,6 +175,7 @@ class QualifyOutcome:
     changes: tuple[BumpFinding, ...]
     undecided: tuple[BumpFinding, ...]
     unjudged: tuple[str, ...]
+    omissions: tuple[str, ...]
     bisections: Mapping[str, BisectOutcome]
     remarks: tuple[str, ...]
     state: str
@@ -204,9 +207,16 @@ class QualifyOutcome:
 
     @property
     def answer(self) -> str:
-        """The answer in one line."""
-        models = pluralize(len(self.models), "model") + ("" if self.state == "complete" else ", so far")
-        if not (self.models or self.losses):
+        """The answer in one line, with what it is not about."""
+        omissions = f"; not judged: {', '.join(self.omissions)}" if self.omissions else ""
+        return f"{self.verdict}{omissions}"
+
+    @property
+    def verdict(self) -> str:
+        """The losses in one line."""
+        shared = [row for row in self.matrix.rows if len(row.cells) > 1] if self.matrix else []
+        models = pluralize(len(shared), "model") + ("" if self.state == "complete" else ", so far")
+        if not (shared or self.losses):
             return "no model was compared"
         if not self.losses:
             gains = f", {pluralize(len(self.gains), 'gain')}" if self.gains else ""
@@ -273,6 +283,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         changes=changes,
         undecided=undecided,
         unjudged=tuple(unjudged),
+        omissions=tuple(_list_omissions(opening, matrix, parts, undecided)),
         bisections=bisections,
         remarks=tuple(
             list_record_remarks(
@@ -282,6 +293,36 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         state=record.state,
         end=record.end,
     )
+
+
+def _list_omissions(
+    opening: QualifyOpening,
+    matrix: MatrixOutcome | None,
+    parts: Mapping[str, PartResult],
+    undecided: Sequence[BumpFinding],
+) -> Iterator[str]:
+    """List the figures that are not judged, of all models or of some, with the reasons."""
+    outcomes = [iree.outcome for iree in matrix.irees if iree.outcome] if matrix else []
+    compiles = [
+        step.statistics
+        for outcome in outcomes
+        for step in outcome.steps
+        if step.stage is Stage.COMPILE and step.verdict.counts_as_pass and not step.is_for_count
+    ]
+    if any(not ({"code", "code_problems"} & statistics.keys()) for statistics in compiles):
+        yield "code (the extra code is not installed)"
+    elif problems := [text for statistics in compiles for text in statistics.get("code_problems", ())]:
+        yield f"some code ({problems[0]})"
+    if opening.options.get("no_times"):
+        yield "times (--no-times)"
+    for part, name in ((COMPAT_PART, "modules with the other runtime"), (TIMES, "times")):
+        if part in parts and parts[part].problem:
+            yield f"{name} ({parts[part].problem})"
+    for name in ("instructions", "memory"):
+        if not opening.options.get(name):
+            yield f"{name} (only with --{name})"
+    for kind, count in Counter(finding.kind for finding in undecided).items():
+        yield f"{kind} of {pluralize(count, 'model')} (listed)"
 
 
 def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOutcome]) -> tuple[str, BumpFinding]:

@@ -177,7 +177,7 @@ def _make_document(outcome: QualifyOutcome) -> Document:
         exit_code=outcome.exit_code,
         remarks=outcome.remarks,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
-        first_failure=outcome.answer if losses else "",
+        first_failure=outcome.verdict if losses else "",
         provenance=make_provenance(
             ", ".join(outcome.names),
             replace(opening, machine=matrix.machine if matrix else MachineInfo()),
@@ -284,6 +284,7 @@ def _format_json(outcome: QualifyOutcome) -> str:
         "changes": [asdict(finding) for finding in outcome.changes],
         "undecided": [asdict(finding) for finding in outcome.undecided],
         "unjudged": outcome.unjudged,
+        "omissions": outcome.omissions,
     }
     return json.dumps(document, indent=1) + "\n"
 

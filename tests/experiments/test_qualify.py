@@ -15,7 +15,7 @@ from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.reports.experiment_reports import write_reports
 from tests.support.faulty_iree import fill_module_cache, write_build_tree
 from tests.support.journal_builder import JournalBuilder
-from tests.support.matrix_builder import make_chain, write_qualification, write_record
+from tests.support.matrix_builder import make_chain, make_release_run, write_qualification, write_record
 from tests.support.page_samples import write_slower_comparison
 from tests.support.toy_project import Project
 
@@ -29,6 +29,7 @@ _FAULTS = """case "$*" in
 */wrong.cpu/*)
   for word; do shift; case $word in --input=*) word=--input=4xf32=9 ;; esac; set -- "$@" "$word"; done ;;
 esac"""
+_RELEASES = ("3.12.0", "3.13.0")
 _VARIANT_FLAG = "--iree-opt-level=O0"
 _LACKED_FLAG = "iree-llvmcpu-target-cpu"
 
@@ -212,6 +213,40 @@ def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
     assert junit.count("<failure") == 2
     page = (tmp_path / "q" / "qualify.md").read_text()
     assert "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric size --model m --submodel larger" in page
+
+
+def test_the_verdict_says_what_it_is_not_about(tmp_path: Path) -> None:
+    def judge(name: str, options: dict[str, Any], **compile_statistics: Any) -> str:
+        chains = make_chain(), make_chain()
+        for chain in chains:
+            chain["compile"]["statistics"] |= compile_statistics
+        folder = write_qualification(tmp_path / name)
+        runs = {label: make_release_run(label, same=chain) for label, chain in zip(_RELEASES, chains, strict=True)}
+        write_record(folder / "matrix", dict(runs))
+        _keep_options(folder, options)
+        write_reports(folder)
+        answer = read_qualify_outcome(folder).answer
+        assert all(answer in (folder / page).read_text() for page in ("qualify.md", "qualify.html"))
+        return answer
+
+    nothing = "3.13.0 loses nothing against 3.12.0 in 1 model"
+    both = {"instructions": True, "memory": True}
+    assert judge("all", both, code=[]) == nothing
+    assert judge("less", both | {"no_times": True}) == (
+        f"{nothing}; not judged: code (the extra code is not installed), times (--no-times)"
+    )
+    assert judge("least", {}, code_problems=["no machine code"]) == (
+        f"{nothing}; not judged: some code (no machine code), instructions (only with --instructions), "
+        "memory (only with --memory)"
+    )
+    document = json.loads((tmp_path / "less" / "qualify.json").read_text())
+    assert document["omissions"] == ["code (the extra code is not installed)", "times (--no-times)"]
+
+
+def _keep_options(folder: Path, options: dict[str, Any]) -> None:
+    opening, *lines = (folder / "journal.jsonl").read_text().splitlines()
+    kept = json.dumps(json.loads(opening) | {"kept": {"options": options}})
+    (folder / "journal.jsonl").write_text("\n".join([kept, *lines, ""]))
 
 
 def test_a_table_for_release_notes_has_gains_too(tmp_path: Path) -> None:
