@@ -196,10 +196,13 @@ class _Qualification:
             code, problem = ExitCode.OK, f"left out: {error.message}"
         except GauntletError as error:
             code, problem = error.exit_code, error.message
-        if code is ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+        problem = "interrupted" if code is ExitCode.INTERRUPTED else problem
         result = PartResult(exit_code=code, problem=problem, chain=chain, metric=metric)
         self.log.write("result", result, step=name)
+        if code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
 
     def _follow_losses(self) -> None:
         """Explain and bisect each loss, which repeats it, the most serious first, until the budget is used up."""

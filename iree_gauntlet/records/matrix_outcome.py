@@ -170,6 +170,11 @@ class MatrixOutcome:
         return self.irees[0].label if self.irees else ""
 
     @property
+    def is_over(self) -> bool:
+        """True unless the matrix was interrupted or killed, or still runs."""
+        return self.state in ("complete", "stopped")
+
+    @property
     def irees_with_runs(self) -> tuple[MatrixIree, ...]:
         """The IREEs that have a run."""
         return tuple(iree for iree in self.irees if iree.outcome is not None)

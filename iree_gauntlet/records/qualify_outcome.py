@@ -214,7 +214,7 @@ class QualifyOutcome:
     @property
     def verdict(self) -> str:
         """The losses in one line."""
-        shared = [row for row in self.matrix.rows if len(row.cells) > 1] if self.matrix else []
+        shared = self.models if self.matrix and self.matrix.is_over else ()
         models = pluralize(len(shared), "model") + ("" if self.state == "complete" else ", so far")
         if not (shared or self.losses):
             return "no model was compared"
@@ -241,15 +241,9 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     # A bisection or an explanation that finds nothing says so among the parts, and changes no verdict.
     failed_parts = {name: part for name, part in parts.items() if part.exit_code and not part.chain}
     unjudged = [f"{name}: {part.problem}" for name, part in failed_parts.items() if part.problem]
-    if matrix:
-        old, new = matrix.irees
-        if old.problem:
-            unjudged.append(f"{old.label}: {old.problem}")
-        elif new.problem:
-            # Such as a flag that the new IREE does not know: none of the models is compiled.
-            findings.append(("loss", BumpFinding(_FAILING, "all models", new.problem)))
-        elif old.outcome and new.outcome:
-            findings += _compare_cells(matrix, opening.allowed, folder / EXACT)
+    if matrix and matrix.is_over:
+        unjudged += _list_missing_runs(matrix)
+        findings += _compare_irees(matrix, opening.allowed, folder / EXACT)
     if compat:
         again = read_compat_outcome(folder / COMPAT_AGAIN) if has(COMPAT_AGAIN) else None
         findings += _list_incompatible(compat, again)
@@ -334,6 +328,23 @@ def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOu
         return "loss", finding
     reason = f"measured again: {bisection.answer}" if bisection else "not measured again"
     return group, replace(finding, text=f"{finding.text}; {reason}")
+
+
+def _list_missing_runs(matrix: MatrixOutcome) -> list[str]:
+    """List the IREEs without a run: OLD for any reason, NEW if it was left out."""
+    old, new = matrix.irees
+    missing = old if old.problem else new if new.exit_code is None else None
+    return [f"{missing.label}: {missing.problem}"] if missing else []
+
+
+def _compare_irees(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:
+    """Compare the runs of both, if there are two."""
+    old, new = matrix.irees
+    if new.problem and new.exit_code is not None and not old.problem:
+        # Such as a flag that the new IREE does not know: none of the models is compiled.
+        yield "loss", BumpFinding(_FAILING, "all models", new.problem)
+    elif old.outcome and new.outcome and not old.problem:
+        yield from _compare_cells(matrix, allowed, folder)
 
 
 def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:

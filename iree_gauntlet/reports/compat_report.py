@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import junit_xml
@@ -29,7 +30,7 @@ from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outc
 from iree_gauntlet.reports.details import format_cause
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.matrix_report import group_alike
-from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance, show_continuation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,16 +62,16 @@ _TERMINAL_ROWS = 30
 def make_compat_reports(folder: Path) -> Reports:
     """Return the reports of a compatibility matrix; GauntletError if a record cannot be read."""
     outcome = read_compat_outcome(folder)
-    document = _make_document(outcome)
+    document = partial(_make_document, outcome)
     files = {
         "junit.xml": lambda: _format_junit(outcome),
-        **make_pages("compat", lambda: document, folder),
+        **make_pages("compat", document, folder),
         "compat.json": lambda: _format_json(outcome),
     }
-    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+    return Reports(files, document, outcome.exit_code, outcome.answer)
 
 
-def _make_document(outcome: CompatOutcome) -> Document:
+def _make_document(outcome: CompatOutcome, folder: Path | None = None) -> Document:
     failures = _list_failures(outcome)
     blocks: list[Block] = [_make_grid(outcome, outcome.cells)] if outcome.cells else []
     blocks += [Heading("What went wrong"), Items(failures, _TERMINAL_ROWS)] if failures else []
@@ -85,6 +86,7 @@ def _make_document(outcome: CompatOutcome) -> Document:
         f"{needs.chain}, module of {needs.iree}: {needs.problem}" for needs in outcome.needs if needs.problem
     ):
         blocks.append(Notes(problems))
+    blocks += show_continuation("compat", outcome.state, folder)
     opening, suite = outcome.opening, f": suite {outcome.opening.suite}" if outcome.opening.suite else ""
     promise = f"each IREE has to run the modules of the {pluralize(opening.promised, 'IREE')} before it"
     irees = (f"{label} ({info.compiler_text})" for label, info in outcome.toolchains.items())

@@ -6,6 +6,7 @@ import itertools
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -50,7 +51,7 @@ from iree_gauntlet.records.qualify_outcome import (
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.matrix_report import group_alike
 from iree_gauntlet.reports.render_markdown import escape, table
-from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance, show_continuation
 from iree_gauntlet.results import SPILL_FIGURES
 from iree_gauntlet.stages import Stage
 
@@ -83,13 +84,13 @@ _CODE_FIGURES = {
 def make_qualify_reports(folder: Path) -> Reports:
     """Return the reports of a qualification; GauntletError if a record cannot be read."""
     outcome = _locate_losses(read_qualify_outcome(folder), folder / EXACT)
-    document = _make_document(outcome)
+    document = partial(_make_document, outcome)
     files = {
         "junit.xml": lambda: _format_junit(outcome),
-        **make_pages("qualify", lambda: document, folder),
+        **make_pages("qualify", document, folder),
         "qualify.json": lambda: _format_json(outcome),
     }
-    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+    return Reports(files, document, outcome.exit_code, outcome.answer)
 
 
 def _locate_losses(outcome: QualifyOutcome, folder: Path) -> QualifyOutcome:
@@ -131,7 +132,7 @@ def _find_work(runs: Iterable[Path], chain: str) -> str:
     return name_dispatch((row.name, row.a_ns, row.b_ns) for row in rows if row.match != Match.OUTSIDE)
 
 
-def _make_document(outcome: QualifyOutcome) -> Document:
+def _make_document(outcome: QualifyOutcome, folder: Path | None = None) -> Document:
     opening = outcome.opening
     parts = tuple(_describe_part(outcome, name, part) for name, part in outcome.parts.items())
     losses = tuple(
@@ -166,6 +167,7 @@ def _make_document(outcome: QualifyOutcome) -> Document:
     if losses:
         texts = [Code(_format_issue(outcome, loss), "markdown") for loss in outcome.losses]
         blocks.append(Details("Text for issues", tuple(texts)))
+    blocks += show_continuation("qualify", outcome.state, folder)
     if losses or outcome.gains:
         blocks.append(Details("Table for release notes", (Code(_format_notes(outcome), "markdown"),)))
     matrix = outcome.matrix
@@ -194,6 +196,8 @@ def _describe_part(outcome: QualifyOutcome, name: str, part: PartResult) -> tupl
         title = f"explanation of {part.chain}"
         url = f"{EXACT}/{quote(outcome.matrix.irees[-1].folder)}/{EXPLAIN_FOLDER}/explain.html"
     result = part.problem or ("done" if part.exit_code is ExitCode.OK else part.exit_code.meaning)
+    if not part.problem and part.exit_code is ExitCode.FAILED and name in outcome.bisections:
+        result = outcome.bisections[name].answer
     return title, result, None if part.problem else TextLink(name, url)
 
 
@@ -297,8 +301,10 @@ def _format_junit(outcome: QualifyOutcome) -> str:
         for loss in outcome.losses:
             if loss.chain == chain:
                 case.add_failure_info(join_lines(f"{loss.kind}: {loss.text}"), loss.url, loss.kind)
+        if outcome.state != "complete" and not case.is_failure():
+            case.add_error_info(f"the qualification is {outcome.state}", error_type="not judged")
         cases.append(case)
-    for text in outcome.unjudged:
+    for text in outcome.unjudged or ([] if cases else [outcome.answer]):
         case = junit_xml.TestCase(name=join_lines(text), classname="qualify.unjudged")
         case.add_error_info(join_lines(text))
         cases.append(case)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Code, Paragraph, Provenance, TextLink
+from iree_gauntlet.document import Code, Name, Paragraph, Provenance, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.journal_events import EndEvent, ExperimentKind
@@ -155,6 +155,13 @@ def list_next_steps(commands: Iterable[str]) -> list[Block]:
     """Return the commands to go on with, without empty ones; return nothing if there are none."""
     lines = dict.fromkeys(filter(None, commands))
     return [Paragraph(("Next:",)), Code("\n".join(lines), "sh")] if lines else []
+
+
+def show_continuation(task: str, state: str, folder: Path | None) -> list[Block]:
+    """Return the command that continues an experiment; return nothing if it is complete."""
+    option = f" --run-dir {folder}" if folder else ""
+    command = Name(f"gauntlet {task} --resume{option}")
+    return [] if state == "complete" else [Paragraph(("to continue it: ", command))]
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

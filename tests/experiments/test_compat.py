@@ -142,6 +142,7 @@ def test_killed_anywhere_and_gone_on_with(project: Project, kept: int) -> None:
     (folder / "journal.jsonl").write_text("".join(lines[:kept]) + lines[kept][:20])
     report = project.gauntlet("report", str(folder))
     assert report.code == 3, report.text
+    assert f"to continue it: gauntlet compat --resume --run-dir runs/{folder.name}" in report.out
     assert _read(project)["state"] == "unfinished"
     done = project.gauntlet("compat", "--resume")
     assert done.code == 0, done.text

@@ -117,6 +117,7 @@ def test_killed_in_any_part_and_gone_on_with(project: Project, kept: int) -> Non
         journal.write_text("".join(inner[: len(inner) // 2]))
     report = project.gauntlet("report", str(folder))
     assert report.code == 3, report.text
+    assert f"to continue it: gauntlet qualify --resume --run-dir runs/{folder.name}" in report.out
     done = project.gauntlet("qualify", "--resume")
     assert done.code == 0, done.text
     assert [result["exit_code"] for result in _read(project)["parts"].values()] == [0, 0, 0]
@@ -169,6 +170,22 @@ def test_marks_are_read_before_anything_runs(project: Project) -> None:
 
 
 @pytest.mark.iree
+def test_a_part_that_is_interrupted_is_named_and_gone_on_with(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in project.benchmarks.glob("*.json"):
+        path.unlink()
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    with monkeypatch.context() as patch:
+        patch.setattr("iree_gauntlet.experiments.qualify.check_compatibility", lambda *_: ExitCode.INTERRUPTED)
+        assert project.gauntlet("qualify", old, new).code == 130
+    assert _read(project)["parts"]["compat"] == {"exit_code": 130, "problem": "interrupted"}
+    done = project.gauntlet("qualify", "--resume")
+    assert done.code == 0, done.text
+    assert list(_read(project)["parts"].values())[:2] == [{"exit_code": 0, "problem": ""}] * 2
+
+
+@pytest.mark.iree
 def test_what_somebody_accepted_is_no_loss(project: Project) -> None:
     old = write_build_tree(project.folder / "old")
     new = write_build_tree(project.folder / "new", iree_run_module=_FAULTS)
@@ -213,6 +230,32 @@ def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
     assert junit.count("<failure") == 2
     page = (tmp_path / "q" / "qualify.md").read_text()
     assert "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric size --model m --submodel larger" in page
+
+
+def test_an_interrupted_qualification_is_not_green_and_says_how_it_goes_on(tmp_path: Path) -> None:
+    folder = write_qualification(tmp_path / "q")
+    # The second IREE was running.
+    old = make_release_run(_RELEASES[0], same=make_chain())
+    new = JournalBuilder(run=_RELEASES[1])
+    new.step("m", "same", "compile")
+    new.begin(toolchain={"compiler": _RELEASES[1], "identity": _RELEASES[1]})
+    end = {"exit_code": 130, "interrupted": True}
+    write_record(folder / "matrix", {_RELEASES[0]: old, _RELEASES[1]: new}, results={_RELEASES[0]: 0}, end=end)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)[:2]
+    (folder / "journal.jsonl").write_text("".join(lines))
+    _add_events(
+        folder,
+        [{"event": "result", "step": "matrix", "exit_code": 130, "problem": "interrupted"}, {"event": "end", **end}],
+    )
+    write_reports(folder)
+    document = json.loads((folder / "qualify.json").read_text())
+    assert document["parts"] == {"matrix": {"exit_code": 130, "problem": "interrupted"}}
+    assert document["models"] == ["m/same@cpu"]
+    junit = (folder / "junit.xml").read_text()
+    assert '<error type="not judged" message="the qualification is interrupted"' in junit
+    page = (folder / "qualify.md").read_text()
+    assert "**no model was compared;" in page
+    assert "to continue it: `gauntlet qualify --resume`" in page
 
 
 def test_the_verdict_says_what_it_is_not_about(tmp_path: Path) -> None:
