@@ -75,8 +75,8 @@ class Reporter(Protocol):
     def progress(self) -> AbstractContextManager[Progress]:
         """Display events until the context ends."""
 
-    def line(self, text: str) -> None:
-        """Print a line between runs."""
+    def line(self, text: str, *, is_result: bool = False) -> None:
+        """Print a line between runs; if the output is quiet, only if it `is_result`."""
 
     def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
         """Write the reports of a run's folder and show its result, in one line if `brief`."""

@@ -281,9 +281,9 @@ class _BriefReporter:
         """Display events as the reporter does."""
         return self.reporter.progress()
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, *, is_result: bool = False) -> None:
         """Print a line."""
-        self.reporter.line(text)
+        self.reporter.line(text, is_result=is_result)
 
     def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
         """Write the reports of a part; show its result in one line, whatever `brief` is."""

@@ -127,7 +127,7 @@ def execute(request: RunRequest, presenter: Reporter, machines: Machines | None 
             return code
         except GauntletError as error:
             messages.warn(f"what failed was not explained: {error}")
-        presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")
+        presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}", is_result=True)
     return code
 
 

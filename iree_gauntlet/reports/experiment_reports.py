@@ -386,9 +386,10 @@ class ConsolePresenter:
         """Return live progress on a terminal, log lines elsewhere."""
         return open_progress(self._output.stream)
 
-    def line(self, text: str) -> None:
-        """Write a line between runs."""
-        self._output.write(f"{text}\n")
+    def line(self, text: str, *, is_result: bool = False) -> None:
+        """Write a line between runs, a quiet presenter only a result."""
+        if is_result or not messages.is_quiet():
+            self._output.write(f"{text}\n")
 
     def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
         """Write a folder's reports, show its result, and return its exit code."""
@@ -398,7 +399,7 @@ class ConsolePresenter:
         else:
             reports.print(format_path(folder), self._output.stream, environ=os.environ)
             for command in reports.commands(os.environ):
-                self.line(command)
+                self.line(command, is_result=True)
         if self._output.lost:
             messages.warn(f"standard output: {self._output.lost}; the run continued, see {format_path(folder)}")
         # Write the summary last, so that a write error does not hide the verdict.

@@ -247,15 +247,17 @@ def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMac
     if not metric or irees[0] == irees[1]:
         reason = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
         raise UsageError(f"{key.title} cannot be confirmed: {reason}", "Compare two of your own: gauntlet compare A B.")
-    presenter.line(f"{key.title}: {100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}")
+    change = f"{100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}"
+    presenter.line(f"{key.title}: {change}", is_result=True)
     if key.figure not in _METRICS:
-        presenter.line("it is exact, so there is nothing to confirm")
+        presenter.line("it is exact, so there is nothing to confirm", is_result=True)
         code = ExitCode.OK
     else:
         code = _measure(request, finding, irees, presenter, machines)
     if code is not ExitCode.INTERRUPTED:
         command = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
-        presenter.line(f"since which release or commit: {shlex.join((*command, *key.selection_options))}")
+        words = shlex.join((*command, *key.selection_options))
+        presenter.line(f"since which release or commit: {words}", is_result=True)
     return code
 
 

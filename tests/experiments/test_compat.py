@@ -123,6 +123,19 @@ def test_a_refusal_fails_only_if_a_promise_forbids_it(project: Project) -> None:
     assert project.gauntlet("report", str(_newest(project))).code == 1
 
 
+def test_a_quiet_matrix_that_is_as_expected_says_its_result_alone(project: Project) -> None:
+    old = write_build_tree(project.folder / "old")
+    for words, answer in (
+        (["compat"], "modules of 1 model of 2 IREEs: 4 of 4 run"),
+        (["qualify", "--no-times"], "installed loses nothing against build:old in 1 model; not judged: "),
+    ):
+        done = project.gauntlet(words[0], old, "installed", *words[1:], "-q")
+        assert done.code == 0, done.text
+        lines = done.out.splitlines()
+        assert lines[0].startswith(answer), done.out
+        assert [line.partition(" ")[0] for line in lines[1:]] == ["reports", "exit"], done.out
+
+
 def test_what_is_expected_to_fail_does_not_fail_it(project: Project) -> None:
     project.add("wrong")
     project.suite(_WRONG_IS_EXPECTED)

@@ -516,9 +516,10 @@ def _judge(
         with interruptible(supervisor.cancel_all):
             code = run_bundle(info.folder, iree, supervisor, Path(temp_dir))
         if code in (CANNOT_BE_JUDGED, None):
-            presenter.line((Path(temp_dir) / REPRO_LOG).read_text(encoding="utf-8", errors="replace")[-3000:])
+            text = (Path(temp_dir) / REPRO_LOG).read_text(encoding="utf-8", errors="replace")
+            presenter.line(text[-3000:], is_result=True)
     tools = f"IREE {iree.compiler.version}" if iree else f"{', '.join(info.packages)}, in its own environment,"
     default = (f"it cannot be judged (exit code {code}); its output is above", ExitCode.ERROR)
     verdict, ending = default if code is None else meanings.get(code, default)
-    presenter.line(f"{info.title}: with {tools} {verdict}")
+    presenter.line(f"{info.title}: with {tools} {verdict}", is_result=True)
     return ending
