@@ -404,9 +404,10 @@ class ExactJudge:
         """Take the ends' values; return why there is nothing to search, or an empty string."""
         self._good, self._bad = good.end_value, bad.end_value
         if self._is_same(good.end_value, bad.end_value):
-            values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             self.ends_are_same = True
-            return f"both ends give the same value ({values})"
+            if good.text != bad.text:
+                return f"the ends differ by too little to search for ({good.text}, and {bad.text})"
+            return f"both ends give the same value ({good.text})"
         if self._name in _PASS_FAIL_METRICS and good.end_value < bad.end_value and not self._in_any_order:
             return f"good and bad are swapped: the good end is {good.text}, the bad one {bad.text}"
         return ""

@@ -252,7 +252,11 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     unjudged += [
         f"{finding.chain}, {finding.kind}: {finding.text}" for group, finding in findings if group == "unjudged"
     ]
-    bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
+    bisections = {
+        name: _name_as_typed(read_bisect_outcome(folder / name))
+        for name, part in parts.items()
+        if part.metric and has(name)
+    }
     findings = [_confirm(group, finding, bisections) for group, finding in findings]
     order = {kind: position for position, kind in enumerate(_KINDS)}
     findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
@@ -289,6 +293,26 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     )
 
 
+def _name_as_typed(bisection: BisectOutcome) -> BisectOutcome:
+    """Return a bisection whose candidates have the names that the command line has, and not their folders'."""
+    names = {candidate.label: candidate.iree for candidate in bisection.opening.row}
+    search = bisection.search
+    if search:
+        search = replace(
+            search,
+            last_old=names.get(search.last_old, search.last_old),
+            first_new=names.get(search.first_new, search.first_new),
+            between=tuple(names.get(label, label) for label in search.between),
+        )
+    opening = replace(
+        bisection.opening,
+        good=names.get(bisection.opening.good, bisection.opening.good),
+        bad=names.get(bisection.opening.bad, bisection.opening.bad),
+    )
+    results = {names.get(label, label): result for label, result in bisection.results.items()}
+    return replace(bisection, opening=opening, search=search, results=results)
+
+
 def _list_omissions(
     opening: QualifyOpening,
     matrix: MatrixOutcome | None,
@@ -316,14 +340,25 @@ def _list_omissions(
         if not opening.options.get(name):
             yield f"{name} (only with --{name})"
     for kind, count in Counter(finding.kind for finding in undecided).items():
-        yield f"{kind} of {pluralize(count, 'model')} (listed)"
+        yield f"{kind} of {pluralize(count, 'model')} (undecided)"
 
 
 def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOutcome]) -> tuple[str, BumpFinding]:
-    """Return a finding with its group: what has to be confirmed is a loss if its bisection found it again."""
+    """Return a finding with its group: what has to be confirmed is a loss if its bisection found it again.
+
+    A failure is no loss if its bisection found the same with both ends.
+    """
+    bisection = bisections.get(finding.part)
+    if group == "loss" and finding.metric == _RUNS and bisection and not bisection.search:
+        values = {
+            bisection.results[end].value
+            for end in (bisection.opening.good, bisection.opening.bad)
+            if end in bisection.results
+        }
+        if len(values) == 1 and None not in values and len(bisection.results) > 1:
+            return "undecided", replace(finding, text=f"{finding.text}; it did not repeat: {bisection.answer}")
     if group != "undecided" or not finding.metric:
         return group, finding
-    bisection = bisections.get(finding.part)
     if bisection and bisection.search:
         return "loss", finding
     reason = f"measured again: {bisection.answer}" if bisection else "not measured again"

@@ -162,7 +162,7 @@ def _make_document(outcome: QualifyOutcome, folder: Path | None = None) -> Docum
     if undecided := group_alike(
         (finding.chain, f"{finding.kind}: {finding.text}", finding.url) for finding in outcome.undecided
     ):
-        blocks += [Heading("Not judged by time"), Items(undecided, _MAX_ROWS)]
+        blocks += [Heading("Undecided"), Items(undecided, _MAX_ROWS)]
     blocks += [*_show_expectations(outcome), Heading("Parts"), Table(_PART_COLUMNS, parts)]
     if losses:
         texts = [Code(_format_issue(outcome, loss), "markdown") for loss in outcome.losses]

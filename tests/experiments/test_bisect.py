@@ -185,6 +185,7 @@ def test_how_near_to_an_end_a_value_is_that_ends(tmp_path: Path, name: str, valu
     ("values", "name", "code", "says"),
     [
         ([100] * 7, "size", ExitCode.FAILED, "nothing to search for: both ends give the same value (100 bytes)"),
+        ([2_532_528] * 6 + [2_532_544], "size", ExitCode.FAILED, "the ends differ by too little to search for"),
         ([math.nan] * 7, "error", ExitCode.FAILED, "nothing to search for"),
         ([None] * 7, "size", ExitCode.ERROR, "the good end a cannot be judged: it crashed"),
         ([100, *[None] * 6], "size", ExitCode.ERROR, "the bad end g cannot be judged: it crashed"),

@@ -65,7 +65,7 @@ def test_each_loss_is_named_with_its_cause_and_followed(project: Project) -> Non
     wrong, crash = document["losses"]
     assert (wrong["kind"], wrong["chain"]) == ("wrong numbers", "toy/wrong@cpu")
     # It is measured again with both, and found again.
-    assert wrong["since"] == "first bad: new; last good: old"
+    assert wrong["since"] == f"first bad: {new}; last good: {old}"
     assert (crash["kind"], crash["chain"]) == ("crashes", "toy/abs@cpu")
     assert crash["text"].startswith("module of build:old, runtime of build:new: iree-run-module crashed with SIGSEGV")
     assert (document["gains"], document["changes"], document["unjudged"]) == ([], [], [])
@@ -87,7 +87,7 @@ def test_both_sides_have_the_flags_of_a_variant(project: Project) -> None:
     document = _read(project)
     (loss,) = document["losses"]
     assert (loss["kind"], loss["chain"]) == ("newly failing", "toy/abs@cpu")
-    assert loss["since"] == "first bad: new; last good: old"
+    assert loss["since"] == f"first bad: {new}; last good: {old}"
     assert "build:new+O0 against build:old+O0" in done.out
     # The failure is in a bundle, which the report and the text for an issue name.
     bundle = "matrix/build-new+O0/explain/toy/abs.cpu/bundle.tar.gz"
@@ -395,30 +395,68 @@ def test_compiles_are_judged_where_the_matrix_can_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_confirmed", [True, False])
 def test_a_slower_compile_is_a_loss_if_it_is_slower_again(tmp_path: Path, is_confirmed: bool) -> None:
     folder = write_qualification(tmp_path / "q", slower=(make_chain(), make_chain(seconds=6.0)))
-    part = "bisect-compile-time-m-slower-cpu"
-    events = [{"event": "result", "step": part, "exit_code": 0, "chain": "m/slower@cpu", "metric": "compile-time"}]
-    _add_events(folder, events)
-    opening = {
-        "kind": "bisect",
-        "name": part,
-        "good": "3.12.0",
-        "bad": "3.13.0",
-        "confidence": 0.99,
-        "chain": "m/slower@cpu",
-        "good_is_older": True,
-        "commit": "compiler_commit",
-        "metric": "compile-time",
-        "row": [{"label": label, "iree": label} for label in ("3.12.0", "3.13.0")],
-    }
-    search = {"event": "search", "last_old": "3.12.0", "first_new": "3.13.0"}
-    end = {"event": "end", "exit_code": 1, "problem": "" if is_confirmed else "the ends do not clearly differ"}
-    _add_events(folder / part, [{"event": "opening", **opening}, *([search] if is_confirmed else []), end])
+    search = [{"event": "search", "last_old": "3.12.0", "first_new": "3.13.0"}] * is_confirmed
+    problem = "" if is_confirmed else "the ends do not clearly differ"
+    _add_bisection(folder, "compile-time", "m/slower@cpu", search, problem)
     outcome = read_qualify_outcome(folder)
     losses = [loss.text for loss in outcome.losses if loss.kind == "compile time"]
     undecided = [finding.text for finding in outcome.undecided]
     text = "4.00 s → 6.00 s (×1.50)"
     assert losses == [text] * is_confirmed
     assert undecided == [f"{text}; measured again: the ends do not clearly differ"] * (not is_confirmed)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0])
+def test_a_failure_that_does_not_come_again_is_undecided(tmp_path: Path, value: float) -> None:
+    folder = write_qualification(tmp_path / "q")
+    results = [
+        {"event": "result", "step": label, "bad": label == "b", "value": end, "text": "passes"}
+        for label, end in (("a", 1.0), ("b", value))
+    ]
+    if value == 0.0:
+        results.append({"event": "search", "last_old": "a", "first_new": "b"})
+    _add_bisection(folder, "runs", "m/broken@cpu", results, "both pass" if value else "", labels=("a", "b"))
+    outcome = read_qualify_outcome(folder)
+    is_loss = value == 0.0
+    assert [
+        "m/broken@cpu" in [finding.chain for finding in group] for group in (outcome.losses, outcome.undecided)
+    ] == [is_loss, not is_loss]
+    write_reports(folder)
+    page = (folder / "qualify.md").read_text()
+    # What the bisection said is its result, and its ends have the names of the command line.
+    if is_loss:
+        assert "first bad: 3.13.0; last good: 3.12.0" in page
+        assert "first bad: b" not in page
+    else:
+        assert "compile: error: failed; it did not repeat: both pass" in page
+        assert "newly failing of 1 model (undecided)" in page
+        assert "`bisection of m/broken@cpu by runs` | both pass |" in page
+
+
+def _add_bisection(
+    folder: Path,
+    metric: str,
+    chain: str,
+    events: list[dict[str, Any]],
+    problem: str,
+    labels: tuple[str, str] = _RELEASES,
+) -> None:
+    part = f"bisect-{metric}-{chain.replace('/', '-').replace('@', '-')}"
+    _add_events(folder, [{"event": "result", "step": part, "exit_code": 1, "chain": chain, "metric": metric}])
+    opening = {
+        "kind": "bisect",
+        "name": part,
+        "good": labels[0],
+        "bad": labels[1],
+        "confidence": 0.99,
+        "chain": chain,
+        "good_is_older": True,
+        "commit": "compiler_commit",
+        "metric": metric,
+        "row": [{"label": label, "iree": iree} for label, iree in zip(labels, _RELEASES, strict=True)],
+    }
+    end = {"event": "end", "exit_code": 1, "problem": problem}
+    _add_events(folder / part, [{"event": "opening", **opening}, *events, end])
 
 
 def _add_events(folder: Path, events: list[dict[str, Any]]) -> None:
