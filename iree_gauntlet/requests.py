@@ -495,8 +495,8 @@ class CompatRequest:
         "are put in order; otherwise give the oldest first.",
         takes=SEVERAL,
     )
-    require_compatible: int = option(
-        0, "Each IREE must run the modules of this many IREEs before it: a refusal fails.", unit="a number"
+    require_compatible: str = option(
+        "", "Each IREE must run the modules of this many IREEs before it: a refusal fails. 0 drops it on --resume."
     )
 
 

@@ -45,10 +45,13 @@ def check_compatibility(options: CompatRequest, request: RunRequest, presenter: 
         ToolchainError: an IREE is not available.
     """
     experiment = Experiment.find(COMPAT, request.folder)
-    record, promised = experiment.record, options.require_compatible
+    record, typed = experiment.record, options.require_compatible
+    if typed and not typed.isdecimal():
+        raise UsageError(f"--require-compatible {typed}: expected a number, 0 or more", "Leave it out for none.")
+    promised = int(typed or 0)
     if record:
         irees, request = resume_irees(experiment, options.iree, request)
-        promised = promised or record.opening.promised
+        promised = promised if typed else record.opening.promised
     else:
         irees = _order_irees(options.iree)
     setup = make_setup(request)
