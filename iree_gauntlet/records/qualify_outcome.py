@@ -217,7 +217,7 @@ class QualifyOutcome:
         shared = self.models if self.matrix and self.matrix.is_over else ()
         models = pluralize(len(shared), "model") + ("" if self.state == "complete" else ", so far")
         if not (shared or self.losses):
-            return "no model was compared"
+            return "no model was compared" if self.state == "complete" else "no model is compared yet"
         if not self.losses:
             gains = f", {pluralize(len(self.gains), 'gain')}" if self.gains else ""
             return f"{self.names[1]} loses nothing against {self.names[0]} in {models}{gains}"

@@ -254,7 +254,7 @@ def test_an_interrupted_qualification_is_not_green_and_says_how_it_goes_on(tmp_p
     junit = (folder / "junit.xml").read_text()
     assert '<error type="not judged" message="the qualification is interrupted"' in junit
     page = (folder / "qualify.md").read_text()
-    assert "**no model was compared;" in page
+    assert "**no model is compared yet;" in page
     assert "to continue it: `gauntlet qualify --resume`" in page
 
 
