@@ -40,6 +40,9 @@ _BATCH_SIZE = 2
 _MAX_SETS = 60
 # Integers without a known meaning may be tokens, classes, masks, lengths.
 _INTEGER_RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
+# The same for programs in MLIR: wide, or where some integers may be undefined, small and positive ones first.
+_WIDE_RANGES = ((-100, 101), (1, 4), (0, 2), (0, 1), (1, 2), (0, 8))
+_SMALL_RANGES = ((1, 4), (1, 2), (0, 2), (0, 1), (0, 8), (-1, 1))
 # These operators pass their input's values on unchanged.
 _PASS_THROUGH_OPERATORS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 # The floats that an operator is defined for, by its name and the index of its input.
@@ -113,15 +116,17 @@ class InputChoice:
         return self.type if "x" in self.type and self.zero else f"{self.type}={scalar}"
 
 
-def generate_input_sets(inputs: Sequence[ProgramInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
-    """Yield sets of inputs, the likeliest first; the model is of `onnx.load`, or None for a program in MLIR."""
+def generate_input_sets(program: UserProgram) -> Iterator[tuple[InputChoice, ...]]:
+    """Yield sets of inputs, the likeliest first."""
+    inputs, model = program.inputs, program.model
     dynamic_inputs = [tensor for tensor in inputs if tensor.open_sizes]
     shapes = [_choose_sizes(inputs, _TRIED_SIZES[0], _BATCH_SIZE, dynamic_inputs)]
     shapes += [_choose_sizes(inputs, size, 1, dynamic_inputs) for size in _TRIED_SIZES]
     for growing_input in dynamic_inputs if len(dynamic_inputs) > 1 else ():
         shapes += [_choose_sizes(inputs, size, 1, [growing_input]) for size in _TRIED_SIZES if size > 1]
     shapes += [_choose_sizes(inputs, size, size, dynamic_inputs) for size in (2, 8)]
-    chooser = _Chooser(model)
+    in_mlir = _SMALL_RANGES if program.is_partial else _WIDE_RANGES
+    chooser = _Chooser(model, _INTEGER_RANGES if model else in_mlir)
     ways = itertools.product(
         range(len(shapes) if dynamic_inputs else 1),
         range(len(_INTEGER_RANGES) + 2 if any(not tensor.is_float for tensor in inputs) else 1),
@@ -159,7 +164,8 @@ def _choose_sizes(
 class _Chooser:
     """Chooses inputs by what the operators of one model (of `onnx.load`) allow; without a model, by type."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, integer_ranges: tuple[tuple[int, int], ...]) -> None:
+        self._integer_ranges = integer_ranges
         self._users: dict[str, list[tuple[Any, int]]] = defaultdict(list, _find_users(model) if model else {})
         self._file_shapes = self._shapes = _infer_shapes(model) if model else {}
         outputs = model.graph.output if model else ()
@@ -203,7 +209,8 @@ class _Chooser:
         ):
             return sizes
         users = self._users[tensor.name]
-        low, high = _INTEGER_RANGES[way % len(_INTEGER_RANGES)]
+        low, high = self._integer_ranges[way % len(_INTEGER_RANGES)]
+        low = max(low, 0) if tensor.dtype.startswith("uint") else low
         for node, index in users:
             low, high = _INTEGER_DOMAINS.get((node.op_type, index), (low, high))
         limits = [(bound, node.op_type) for node, index in users if (bound := _find_bound(node, index, self._shapes))]

@@ -167,6 +167,7 @@ class _Interface(Recorded):
     functions: tuple[_MlirFunction, ...]
     has_f64: bool
     longest_sum: int
+    is_partial: bool
     state: tuple[str, ...]
     onnx: dict[str, str]
     onnx_problem: str
@@ -240,6 +241,7 @@ def read_mlir(
         restored=Path(restored) if restored else None,
         dialects=interface.dialects,
         longest_sum=interface.longest_sum,
+        is_partial=interface.is_partial,
         notes=tuple(notes),
     )
 

@@ -107,6 +107,7 @@ class UserProgram:
         restored: the file to which operators of ONNX in MLIR were put together; None for others.
         dialects: the dialects of the operations; empty for ONNX.
         longest_sum: an estimate of the largest number of products in a sum.
+        is_partial: True if an operation in MLIR may be undefined for some integers, such as a division.
         notes: what the user should know.
         source: what the file was exported from; None if it is the user's own.
         examples: the folder of the inputs that came with the program; None if there are none.
@@ -125,6 +126,7 @@ class UserProgram:
     restored: Path | None = None
     dialects: tuple[str, ...] = ()
     longest_sum: int = 1
+    is_partial: bool = False
     notes: tuple[str, ...] = ()
     source: JaxSource | None = None
     examples: Path | None = None

@@ -45,7 +45,7 @@ from iree_gauntlet.upkeep.input_choices import (
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.programs import parse_shapes
 from iree_gauntlet.upkeep.recording import make_tolerance_flags
-from iree_gauntlet.upkeep.references import KEEP_F64, ReferencePlan, list_references
+from iree_gauntlet.upkeep.references import KEEP_F64, ReferencePlan, is_weak, list_references
 from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type, pack_bytes
 from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
@@ -130,7 +130,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
             notes.insert(0, name_note)
         if runs_here and data.outputs:
             notes += _check_outputs(program, data.inputs, data.outputs, sources)
-        sets = [data.inputs] if data_path else list(generate_input_sets(program.inputs, program.model))
+        sets = [data.inputs] if data_path else list(generate_input_sets(program))
         keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
         inputs = _choose_inputs(program, sets, sources if runs_here and not keeps_inputs else None)
         # A program in MLIR that IREE compiles or runs in no way is what a reproducer may be about.
@@ -376,7 +376,8 @@ def _choose_inputs(
             rejections += result.refused
             result = replace(result, notes=(*notes, *result.notes))
             candidate = InputSet(batch[result.taken], tuple(dict.fromkeys(rejections)), runs=True, result=result)
-            if result.tells:
+            # Inputs on which one way of IREE ends may be undefined: there the other way is no evidence.
+            if result.tells and not (result.failed and is_weak(reference)):
                 return candidate
             fallback = fallback or candidate
         if fallback:

@@ -152,6 +152,7 @@ class ReferenceResult(Recorded):
         second: the other reference, whose differences the outputs have as `other`; empty if none ran.
         model: the ONNX file to which operators in MLIR were put together, if it was run.
         exported_from: the program of JAX that was exported.
+        failed: True if another engine ended on these inputs, other than by refusing the program.
     """
 
     taken: int
@@ -166,6 +167,7 @@ class ReferenceResult(Recorded):
     second: str = "the other of onnxruntime and onnx's evaluator"
     model: Path | None = None
     exported_from: JaxSource | None = field(default=None, metadata=UNRECORDED)
+    failed: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,13 +325,14 @@ class EngineReference:
         taken: tuple[ReferenceEngine, EngineAnswer] | None = None
         second: tuple[ReferenceEngine, EngineAnswer] | None = None
         reasons = []
-        inputs = plan.inputs
+        inputs, failed = plan.inputs, False
         for engine in self.engines:
             try:
                 seconds = _TIMEOUT_SECONDS if taken is None else _SECOND_SECONDS
                 answer = self._run_engine(engine, inputs, plan, seconds)
             except GauntletError as error:
                 reasons.append(error.message)
+                failed = failed or not isinstance(error, UsageError)
                 continue
             if taken is not None:
                 second = engine, answer
@@ -337,7 +340,7 @@ class EngineReference:
             taken, inputs = (engine, answer), (inputs[answer.taken],)
         if taken is None:
             raise GauntletError(f"{name}: {'; '.join(reasons)}", INPUTS_HINT)
-        return self._make_result(plan, taken, second, reasons)
+        return replace(self._make_result(plan, taken, second, reasons), failed=failed)
 
     def _run_engine(
         self, engine: ReferenceEngine, inputs: tuple[tuple[str, ...], ...], plan: ReferencePlan, seconds: float

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
 from iree_gauntlet.upkeep.input_choices import InputChoice, generate_input_sets
 from iree_gauntlet.upkeep.program_kinds import read_onnx
+from iree_gauntlet.upkeep.programs import UserProgram, make_input
 from tests.support.own_models import F32, I64, ValueInfo, make_node, write_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOOL = onnx.TensorProto.BOOL
 
@@ -22,9 +21,7 @@ def sets_of(
     folder: Path, nodes: list[onnx.NodeProto], inputs: list[ValueInfo], outputs: list[ValueInfo]
 ) -> list[dict[str, InputChoice]]:
     program = read_onnx(write_model(folder / "m.onnx", nodes, inputs, outputs))
-    return [
-        {choice.name: choice for choice in choices} for choices in generate_input_sets(program.inputs, program.model)
-    ]
+    return [{choice.name: choice for choice in choices} for choices in generate_input_sets(program)]
 
 
 def test_sizes_grow_first_alike_then_of_one_input_alone(tmp_path: Path) -> None:
@@ -95,3 +92,17 @@ def test_scalars_have_a_value_for_a_benchmark(tmp_path: Path) -> None:
     nodes = [make_node("Neg", "s", "y"), make_node("Not", "b", "c")]
     found = sets_of(tmp_path, nodes, inputs, [("y", F32, []), ("c", BOOL, [])])[0]
     assert (found["s"].for_benchmark, found["b"].for_benchmark) == ("f32=1", "i1=01")
+
+
+def test_integers_of_mlir_are_wide_where_all_of_them_are_defined() -> None:
+    inputs = (make_input("a", "i8", [64], None, "int8"), make_input("b", "i8", [64], None, "uint8"))
+    program = UserProgram(Path("m.mlir"), "m.mlir", "m", "f", inputs, (), has_f64=False)
+    signed, unsigned = (
+        [int(value) for value in choice.values.split()] for choice in next(generate_input_sets(program))
+    )
+    assert min(signed) < -64 < 64 < max(signed)
+    assert 0 <= min(unsigned) < 64 < max(unsigned)
+    # A division, or an index, is not defined for all of them.
+    partial = UserProgram(Path("m.mlir"), "m.mlir", "m", "f", inputs, (), has_f64=False, is_partial=True)
+    for choice in next(generate_input_sets(partial)):
+        assert {int(value) for value in choice.values.split()} == {1, 2, 3}

@@ -48,6 +48,9 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     done = gauntlet(tmp_path, "init", "p", "--program", "a.dat", "--shape", "arg0=3x4")
     assert done.code == 0, done.text
     assert "arg0: 3x4xf32" in done.out
+    # Zeros and ones do not tell products from other functions.
+    values = done.out.partition("arg1: 4xi32, ")[2].splitlines()[0].split()
+    assert not {0, 1}.issuperset(map(int, values))
     assert "as vmvx of IREE 3." in done.out
     model = tmp_path / "p" / "specs" / "regression_tests" / "a"
     spec, provenance = read_json(model / "model_cpu.json"), read_json(model / "model_cpu" / "provenance.json")
@@ -76,6 +79,28 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     wrong = gauntlet(project, "run", "--stages", "threshold", "--run-dir", "wrong")
     assert wrong.code == 1, wrong.text
     assert f"differs from {agreement}, one of the two is wrong" in wrong.out
+
+
+@pytest.mark.iree
+def test_inputs_on_which_a_way_crashes_are_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.mlir").write_text(
+        "func.func @f(%a: tensor<4xi32>, %b: tensor<4xi32>) -> tensor<4xi32> {\n"
+        "  %c = arith.constant dense<1> : tensor<4xi32>\n"
+        "  %0 = arith.subi %b, %c : tensor<4xi32>\n"
+        "  %1 = arith.divsi %a, %0 : tensor<4xi32>\n"
+        "  return %1 : tensor<4xi32>\n}\n"
+    )
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.mlir")
+    assert done.code == 0, done.text
+    assert "others were tried, and did not do:\n    iree-run-module ended with SIG" in done.out
+    model = tmp_path / "p" / "specs" / "regression_tests" / "a"
+    a, b = (
+        np.array(item["value"].partition("=")[2].split(), int) for item in read_json(model / "model_cpu.json")["inputs"]
+    )
+    assert (b != 1).all()
+    expected = np.fromfile(model / "model_cpu" / "output_0.bin", np.int32)
+    np.testing.assert_array_equal(expected, np.trunc(a / (b - 1)))
+    assert read_json(model / "model_cpu" / "provenance.json")["second"] == "llvm-cpu at O0"
 
 
 @pytest.mark.iree

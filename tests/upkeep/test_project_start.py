@@ -388,7 +388,7 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
     ]
     program = read_onnx(network(tmp_path, *values, opset=11))
     assert (program.name, program.function, len(program.outputs)) == ("My_Net-2", "main_graph", 4)
-    choices = next(generate_input_sets(program.inputs, program.model))
+    choices = next(generate_input_sets(program))
     assert [choice.type for choice in choices] == ["2x3xf16", "2x8xi64", "i1", "5xi8"]
     assert [choice.source for choice in choices] == [
         *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")

@@ -11,6 +11,7 @@ that IREE's compiler has, or a portable artifact of StableHLO. The answer:
                     "outputs": […]}],             the same
      "has_f64": false,
      "longest_sum": 64,                           an estimate of the largest number of products in a sum
+     "is_partial": false,                         whether an operation may be undefined for some integers
      "state": ["s"],                              mutable globals
      "onnx": {"main": "/…/main.onnx"},            functions of ONNX operators, put together to ONNX files in `folder`
      "onnx_problem": ""}                          why that failed
@@ -78,6 +79,11 @@ _DTYPES = {
 # Operations that add products or values, by a part of their names.
 _SUMS = re.compile(
     r"dot|conv|matmul|matvec|\.b?mm\b|einsum|linear|gemm|generic|contract|reduce|attention|sum|mean", re.IGNORECASE
+)
+# Operations that may be undefined for some integers: zero, an index outside of a tensor, a shift by too many bits.
+_PARTIAL = re.compile(
+    r"div|rem|mod(?!ule)|sh[lr]|shift|pow|gather|scatter|index|take|embedding|extract|insert|slice|table|\bfor|while",
+    re.IGNORECASE,
 )
 # The size in place of an open one, for the estimate of sums.
 _ASSUMED_SIZE = 8
@@ -207,13 +213,14 @@ def _read(document: Mapping[str, object]) -> dict[str, object]:
 
     dialects: set[str] = set()
     state: list[str] = []
-    longest_sum, has_f64, has_onnx = 1, False, False
+    longest_sum, has_f64, has_onnx, is_partial = 1, False, False, False
 
     def visit(item: IrOperation) -> object:
-        nonlocal longest_sum, has_f64, has_onnx
+        nonlocal longest_sum, has_f64, has_onnx, is_partial
         operation = item.operation
         dialects.add(operation.name.partition(".")[0])
         has_onnx = has_onnx or _is_onnx_operator(operation)
+        is_partial = is_partial or bool(_PARTIAL.search(operation.name))
         if operation.name == "util.global" and "is_mutable" in operation.attributes:
             state.append(read_string(operation, "sym_name"))
         has_f64 = has_f64 or any(_read_type(str(value.type)).element_type == "f64" for value in operation.results)
@@ -241,6 +248,7 @@ def _read(document: Mapping[str, object]) -> dict[str, object]:
         "functions": functions,
         "has_f64": has_f64,
         "longest_sum": longest_sum,
+        "is_partial": is_partial,
         "state": state,
         "onnx": onnx_files,
         "onnx_problem": onnx_problem,

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.expected_outputs import EnginePlan, run_sets
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, read_input
-from iree_gauntlet.workers.iree_side.plan_file import read_plan, run_worker_main
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,11 @@ def _run(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(EnginePlan, document)
     tools = read_plan(_Tools, plan.options or {})
     module = Path(plan.folder) / f"{plan.engine}.vmfb"
-    _run_process([tools.compile, plan.model, "-o", str(module), *tools.flags], plan.folder, tools.seconds)
+    try:
+        _run_process([tools.compile, plan.model, "-o", str(module), *tools.flags], plan.folder, tools.seconds)
+    except InferenceFailedError as error:
+        # It is the same with all inputs.
+        raise PlanError(str(error)) from error
     argv = [tools.run_module, "--device=local-task", f"--module={module}", f"--function={plan.function}"]
 
     def run(texts: list[str], _: list[Array]) -> list[Array]:
