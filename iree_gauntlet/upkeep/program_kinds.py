@@ -38,7 +38,7 @@ _EXPORTED_STABLEHLO = b"StableHLO_v"
 _EXPORT_SECONDS = 600.0
 _HEAD_BYTES = 4096
 _PYTHON_SUFFIX = ".py"
-_TAKEN = "Taken are ONNX, MLIR as text or bytecode, and exports and functions of JAX: docs/start/own-model.md"
+_TAKEN = "Taken are ONNX, MLIR as text or bytecode, and exports and functions of JAX: docs/how-to/programs.md"
 _TORCH_HINT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
 _ASCII_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # IREE's element types, by ONNX's names.
@@ -355,7 +355,7 @@ def _export_jax(path: Path, request: _Request, sources: ReferenceSources, functi
     try:
         answer = sources.workers.run_worker("run_jax", title, plan, _JaxExport, python=python, seconds=_EXPORT_SECONDS)
     except GauntletError as error:
-        raise UsageError(error.message, "docs/start/own-model.md describes what is taken of JAX.") from error
+        raise UsageError(error.message, "docs/how-to/programs.md describes what is taken of JAX.") from error
     name = request.name or function or path.stem
     program = _parse_mlir(Path(answer.artifact), replace(request, name=name), sources, title)
     dropped = answer.arguments - len(answer.kept)

@@ -200,7 +200,10 @@ class ReferenceWorkers:
         command = Command((python or self.python, script, str(file)), str(Path.cwd()))
         outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=seconds)
         if outcome.exit_code == 0:
-            return result_type.from_dict(json.loads(out.read_text(encoding="utf-8")))
+            try:
+                return result_type.from_dict(json.loads(out.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise GauntletError(f"{failure_text}: it ended without an answer", INPUTS_HINT) from error
         lines = [line for line in err.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         reason = lines[-1] if lines else f"exit code {outcome.exit_code}"
         if outcome.signal:

@@ -210,6 +210,10 @@ def test_a_python_without_jax_is_refused(tmp_path: Path) -> None:
     done = gauntlet(tmp_path, "init", "p", "--program", "net.py:f", "--reference-python", "/bin/false")
     assert done.code == 2, done.text
     assert "--reference-python /bin/false: exit code 1" in done.err
+    # As a file that ends its process does.
+    done = gauntlet(tmp_path, "init", "p", "--program", "net.py:f", "--reference-python", "/bin/true")
+    assert done.code == 2, done.text
+    assert "net.py:f: it ended without an answer" in done.err
     named = gauntlet(tmp_path, "init", "p", "--program", "net.py")
     assert "Name a function in it, of JAX: net.py:FUNCTION." in named.err
 
@@ -220,12 +224,17 @@ def test_jax_computes_what_is_expected_of_its_programs(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     export = pytest.importorskip("jax.export")
     (tmp_path / "net.py").write_text(
+        "import argparse, atexit, os\n"
         "import jax, jax.export, jax.numpy as jnp\n"
+        "print('hello')\n"
+        "os.system('echo hello')\n"
+        "atexit.register(print, 'goodbye')\n"
+        "argparse.ArgumentParser().parse_args()\n"
         "(n,) = jax.export.symbolic_shape('n')\n"
         "weight = jax.random.normal(jax.random.PRNGKey(0), (8, 4))\n"
         "def dense(x, unused): return jnp.tanh(x @ weight), jnp.argmax(x, -1)\n"
         "dense_arguments = (jax.ShapeDtypeStruct((n, 8), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))\n"
-        "def given(x): return jnp.sort(x)\n"
+        "def given(x): return (print('given'), jnp.sort(x))[1]\n"
         "given_arguments = (jnp.array([3.0, 1.0, 2.0]),)\n"
     )
     exported = export.export(jax.jit(lambda x: x * 2 + 1))(jax.ShapeDtypeStruct((4,), "float32"))
@@ -248,3 +257,7 @@ def test_jax_computes_what_is_expected_of_its_programs(tmp_path: Path) -> None:
     ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
     assert ran.code == 0, ran.text
     assert "4 cases: 4 passed" in ran.out
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(0)\n")
+    ended = gauntlet(tmp_path, "init", "p", "--program", "ends.py:f", *python)
+    assert ended.code == 2, ended.text
+    assert "ends.py cannot be imported: it calls sys.exit(0)" in ended.err

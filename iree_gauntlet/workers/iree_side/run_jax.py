@@ -119,7 +119,9 @@ def _import_jax() -> ModuleType:
     return module
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
@@ -131,10 +133,12 @@ def _load_function(path: Path, name: str) -> _UserFunction:
         raise PlanError("it is not a Python file")
     module = importlib.util.module_from_spec(specification)
     sys.modules[path.stem] = module
+    # The file must not see this program's own arguments.
+    sys.argv = [str(path)]
     try:
         specification.loader.exec_module(module)
     # A user's file may raise anything.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PlanError(f"{path.name} cannot be imported: {_describe(error)}") from error
     call = getattr(module, name, None)
     if not callable(call):
@@ -142,7 +146,11 @@ def _load_function(path: Path, name: str) -> _UserFunction:
         raise PlanError(f"{path.name} has no function {name}; it has {names[:_MAX_REASON] or 'none'}")
     arguments = getattr(module, f"{name}_arguments", getattr(module, "arguments", None))
     if callable(arguments):
-        arguments = arguments()
+        try:
+            arguments = arguments()
+        # The same holds here.
+        except (Exception, SystemExit) as error:
+            raise PlanError(f"the arguments of {name} cannot be made: {_describe(error)}") from error
     if not isinstance(arguments, tuple | list):
         text = f"{path.name} needs {name}_arguments, a tuple of arrays or jax.ShapeDtypeStructs, to export {name}"
         raise PlanError(text)
@@ -161,7 +169,7 @@ def _export(document: Mapping[str, object]) -> dict[str, object]:
         try:
             exported = jax.export.export(jax.jit(function.function), platforms=["cpu"])(*function.arguments)
         # Tracing runs the user's function, which may raise anything.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PlanError(f"{plan.function} cannot be exported: {_describe(error)}") from error
     else:
         exported = _read_export(path)
@@ -221,7 +229,7 @@ def _run(document: Mapping[str, object]) -> dict[str, object]:
         try:
             return [np.asarray(value) for value in jax.tree_util.tree_leaves(call(arrays))]
         # The same holds as for the export.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InferenceFailedError(_describe(error)) from error
 
     return run_sets(plan, jax.__version__, run)
@@ -232,5 +240,20 @@ def _make_zeros(value: _ArrayLike) -> Array:
     return np.zeros([size if isinstance(size, int) else 1 for size in value.shape], value.dtype)
 
 
+def _answer(document: Mapping[str, Any]) -> dict[str, object]:
+    # What a user's file prints goes to standard error, because standard output has the answer.
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        return _run(document) if "engine" in document else _export(document)
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+
+
 if __name__ == "__main__":
-    sys.exit(run_worker_main(sys.argv, lambda plan: _run(plan) if "engine" in plan else _export(plan)))
+    exit_code = run_worker_main(sys.argv, _answer)
+    sys.stdout.flush()
+    # A user's file may also print when this program ends.
+    os.dup2(2, 1)
+    sys.exit(exit_code)
