@@ -35,7 +35,11 @@ from iree_gauntlet.engine.commands import (
     strip_file_path,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
-from iree_gauntlet.measuring.numerics.tolerances import find_ineffective_tolerances, find_wrong_tolerances
+from iree_gauntlet.measuring.numerics.tolerances import (
+    TOLERANCE_FLAGS,
+    find_ineffective_tolerances,
+    find_wrong_tolerances,
+)
 from iree_gauntlet.stages import CHECK_STAGES, FailureKind, Kind, Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
@@ -187,6 +191,10 @@ def block_step(step: Step, reason: str) -> Step:
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
+def _is_tolerance(flag: str) -> bool:
+    return flag.partition("=")[0] in TOLERANCE_FLAGS
+
+
 def _is_skipped(case: Case) -> bool:
     """Return True if a case is skipped and makes no module for others (or has a reference): no step is planned."""
     return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
@@ -327,19 +335,19 @@ class _Planner:
         result = self._translate_flags(tuple(flags), tool)
         for error in result.unknown:
             problem = self._problem_of_flag(origin.file, error.flag, error.message, error.hint)
-            (self._problems if problems is None else problems).add(problem)
+            # A tolerance that only other releases have is right in its spec: it blocks the case alone.
+            of_all = self._operator_case_problems if _is_tolerance(error.flag) else self._problems
+            (of_all if problems is None else problems).add(problem)
         return result
 
     def _translate_run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         """Return (flags as the tool spells them, notes, messages about the case's own unsupported flags) of a run."""
-        common = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
-        if not case.own_flags:
-            return common.flags, (*case.notes, *common.notes), ""
+        origin = case.flags_origin or case.origin
+        common = self._translate(case.run_flags, tool, origin)
         case_flags = self._translate(case.own_flags, tool, case.origin, self._operator_case_problems)
-        problems = (
-            self._problem_of_flag(case.origin.file, error.flag, error.message, error.hint)
-            for error in case_flags.unknown
-        )
+        errors = [(origin.file, error) for error in common.unknown if _is_tolerance(error.flag)]
+        errors += [(case.origin.file, error) for error in case_flags.unknown]
+        problems = (self._problem_of_flag(file, error.flag, error.message, error.hint) for file, error in errors)
         reasons = "; ".join(problem.in_one_line for problem in problems)
         return (*common.flags, *case_flags.flags), (*case.notes, *common.notes, *case_flags.notes), reasons
 

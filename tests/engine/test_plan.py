@@ -321,6 +321,21 @@ def test_unknown_flags_are_problems_and_translated_ones_are_notes(tree: Path) ->
     assert find_step(made, "m/clip@rocm-gfx942:compile").notes == ("--old was written as --new",)
 
 
+def test_a_tolerance_that_a_release_does_not_know_blocks_its_case_alone(tree: Path) -> None:
+    def translate(flags: Sequence[str], tool: str) -> Translation:
+        unknown = tuple(UnknownFlag(flag, f"{tool} does not know {flag}", "Hint.") for flag in flags if "rtol" in flag)
+        return Translation(tuple(flags), (), unknown)
+
+    flags = ["--expected_f16_threshold=0.002", "--expected_rtol=0.002"]
+    write_tree(tree, {"regression_tests/b/y.json": SPEC | {"cpu_threshold_args": flags}})
+    made = plan(load(tree, CPU), ALL, translate=translate)
+    assert made.problems == ()
+    blocked = [step for step in made.steps if "does not know --expected_rtol=0.002" in step.blocked]
+    assert [(step.model, step.stage) for step in blocked] == [("b", Stage.THRESHOLD)]
+    (problem,) = made.operator_case_problems
+    assert problem.file.endswith("y.json")
+
+
 def test_the_reason_of_a_lookup(tree: Path) -> None:
     cases = load(tree, MI300, includes=[Include(submodel="clip")])
     step_id = "m/clip@rocm-gfx942:compile"
