@@ -387,7 +387,7 @@ class Result(Recorded):
 
     @property
     def agrees_with(self) -> str:
-        """IREE's other way that computed the expected outputs of a passed step; empty if a reference did."""
+        """IREE's other way that computed the expected outputs of a step; empty if a reference did."""
         return str(self.statistics.get(AGREES_WITH, ""))
 
     @property

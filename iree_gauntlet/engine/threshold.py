@@ -106,9 +106,10 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         result = _add_metrics(step, processes, result, complaints)
     if way := find_agreement(step.required_command):
         # Agreement with IREE's other way is no proof, and either may be wrong.
+        result = replace(result, statistics={**result.statistics, AGREES_WITH: way})
         note = f"agrees with {way}, which is no proof of right numbers: a fault of both is not seen"
         result = (
-            replace(result, notes=(*result.notes, note), statistics={**result.statistics, AGREES_WITH: way})
+            replace(result, notes=(*result.notes, note))
             if result.verdict is not Verdict.FAILED
             else replace(result, reason=shorten(f"differs from {way}, one of the two is wrong: {result.reason}"))
         )

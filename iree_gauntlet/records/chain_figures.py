@@ -81,8 +81,11 @@ class ChainFigures:
         value, check, suffix = self.values.get(figure), self.find_check(figure), ""
         write = figure.row.write
         if figure is Figure.ERROR:
-            prefix = f"agrees with {self.agrees_with}: " if self.agrees_with else ""
-            return f"{prefix}{self.worst_output.summary}" if self.worst_output else NO_VALUE
+            if self.worst_output is None:
+                return NO_VALUE
+            relation = "agrees with" if self.worst_output.passed else "against"
+            prefix = f"{relation} {self.agrees_with}: " if self.agrees_with else ""
+            return f"{prefix}{self.worst_output.summary}"
         if check is not None and check.limit is not None:
             excess = f" · {format_ratio((check.measured or 0) / check.limit)}" if check.limit else ""
             suffix = f" / {write(check.limit)}{excess if check.passed is False else ''}"

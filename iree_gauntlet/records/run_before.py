@@ -206,7 +206,9 @@ def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: Sum
         if has_result and limits[0] != limits[1]:
             old_limit, new_limit = ("none" if limit is None else row.write(limit) for limit in limits)
             yield chain, f"limit of {row.change_title}", old_limit, new_limit, None
-    output = figures.worst_output
-    old_tolerance = previous.quality.tolerance_text if previous.quality else ""
-    if output is not None and old_tolerance and old_tolerance != output.tolerance_text:
-        yield chain, "tolerance", old_tolerance, output.tolerance_text, None
+    # The worst output may be another one now, of another type.
+    worst = previous.quality
+    same = (item for item in figures.outputs if worst and (item.call, item.index) == (worst.call, worst.index))
+    output = next(same, None)
+    if worst is not None and output is not None and worst.tolerance_text != output.tolerance_text:
+        yield chain, "tolerance", worst.tolerance_text, output.tolerance_text, None

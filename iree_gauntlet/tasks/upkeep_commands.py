@@ -84,6 +84,7 @@ def init_task(request: InitRequest) -> ExitCode:
               init my-models --program resnet18.onnx
               init my-models --program resnet18.onnx --shape x=4x3x224x224 --again
               init my-models --program reproducer.mlir --function main
+              init my-models --program model.py:dense
     """
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 

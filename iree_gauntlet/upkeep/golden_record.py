@@ -168,7 +168,12 @@ def make_sources(
 
     def find_toolchain(iree: str) -> Toolchain:
         request = replace(toolchain, iree=iree, iree_compiler="", iree_runtime="") if iree else toolchain
-        return open_workbench(request, Progress(), network, need_toolchain=True, read_only=True).iree
+        try:
+            return open_workbench(request, Progress(), network, need_toolchain=True, read_only=True).iree
+        except UsageError as error:
+            # It names the option by which an IREE is chosen elsewhere.
+            message = error.message.removeprefix(f"--iree {iree}: ")
+            raise UsageError(f"--reference-iree {iree}: {message}", error.hint) if iree else error from None
 
     return ReferenceSources(workers, references.reference_python, find_toolchain, references.reference_iree)
 

@@ -124,10 +124,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         data_path = Path(request.data) if request.data else program.examples
         data = read_data(data_path, program) if data_path else InputData((), (), ())
         runs_here = not request.no_record and (not program.is_onnx or bool(onnxruntime_version()))
-        notes = [*program.notes, *data.notes]
-        if request.name and program.name != request.name:
-            name_note = f"{request.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
-            notes.insert(0, name_note)
+        notes = [*_list_program_notes(program, request), *data.notes]
         if runs_here and data.outputs:
             notes += _check_outputs(program, data.inputs, data.outputs, sources)
         sets = [data.inputs] if data_path else list(generate_input_sets(program))
@@ -158,6 +155,16 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
     if not messages.is_quiet():
         _say_how_to_go_on(program, folder, needs_outputs=not (runs_here or data.outputs), is_kept=code is ExitCode.OK)
     return _set_goldens(folder, program.name) if request.goldens and code is ExitCode.OK else code
+
+
+def _list_program_notes(program: UserProgram, request: InitRequest) -> Iterator[str]:
+    if request.name and program.name != request.name:
+        yield f"{request.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
+    yield from program.notes
+    if program.has_f64:
+        yield f"it has f64: the spec has {KEEP_F64}, without which IREE computes in f32"
+    if request.shape and (rest := [item.name for item in program.inputs if item.open_sizes]):
+        yield f"the open sizes of {', '.join(rest)} do not follow from --shape: --shape {rest[0]}=SIZES sets them too"
 
 
 def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool, is_kept: bool) -> None:

@@ -30,7 +30,7 @@ def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **ch
     result: dict[str, Any] = {
         "samples": make_samples(ms),
         "checks": [make_check("dispatch_count", dispatches, changes.get("limit", 100))],
-        "outputs": [make_comparison(atol=changes.get("atol", 1e-4))],
+        "outputs": changes.get("outputs", [make_comparison(atol=changes.get("atol", 1e-4))]),
         "statistics": {"disturbed": ["other work"]} if changes.get("disturbed") else {},
     }
     if changes.get("reached", True):
@@ -145,6 +145,14 @@ def test_what_a_spec_allows_may_have_changed(tmp_path: Path) -> None:
         ("limit of dispatches", "100", "70"),
         ("tolerance", "0.0001 + 1e-05·|expected|", "1e-06 + 1e-05·|expected|"),
     ]
+
+
+def test_the_tolerance_of_another_output_is_no_change(tmp_path: Path) -> None:
+    outputs = [make_comparison(index=0, atol=0.0, rtol=0.0), make_comparison(index=1)]
+    _run(tmp_path, "run-20", outputs=[{**outputs[0], "passed": False}, outputs[1]], verdict="failed")
+    found = _changed(_run(tmp_path, "run-21", outputs=outputs))
+    assert found is not None
+    assert [change[1] for change in found.changes] == ["verdict"]
 
 
 def test_a_limit_of_what_was_not_reached_has_not_changed(tmp_path: Path) -> None:

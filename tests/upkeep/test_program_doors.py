@@ -52,6 +52,7 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     values = done.out.partition("arg1: 4xi32, ")[2].splitlines()[0].split()
     assert not {0, 1}.issuperset(map(int, values))
     assert "as vmvx of IREE 3." in done.out
+    assert "note: this is IREE itself: a pass is agreement, not proof" in done.out
     model = tmp_path / "p" / "specs" / "regression_tests" / "a"
     spec, provenance = read_json(model / "model_cpu.json"), read_json(model / "model_cpu" / "provenance.json")
     assert (spec["mlir"], spec["run_function"]) == ("a.dat.mlir", "add")
@@ -79,6 +80,28 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     wrong = gauntlet(project, "run", "--stages", "threshold", "--run-dir", "wrong")
     assert wrong.code == 1, wrong.text
     assert f"differs from {agreement}, one of the two is wrong" in wrong.out
+    assert f"against {agreement}: " in wrong.out
+    assert "judged: numbers 1 (1 only with IREE itself)" in wrong.out
+    assert read_json(project / "wrong" / "summary.json")["chains"][0]["agrees_with"] == agreement
+    # A missing output can be recorded again.
+    output.unlink()
+    assert "creates it, for a model of ONNX or MLIR" in gauntlet(project, "lint").text
+    unknown = gauntlet(project, "golden.record", "--model", "a", "--reference-iree", "nonsense")
+    assert "error: --reference-iree nonsense: not a known IREE" in unknown.err
+
+
+@pytest.mark.iree
+def test_what_a_spec_has_of_its_own_is_noted(tmp_path: Path) -> None:
+    kind = "tensor<?x?xf64>"
+    (tmp_path / "a.mlir").write_text(
+        f"func.func @f(%a: {kind}, %b: {kind}) -> {kind} {{\n"
+        f"  %0 = arith.addf %a, %b : {kind}\n"
+        f"  return %0 : {kind}\n}}\n"
+    )
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.mlir", "--no-record", "--shape", "arg0=3x4")
+    assert done.code == 0, done.text
+    assert "note: it has f64: the spec has --iree-input-demote-f64-to-f32=false" in done.out
+    assert "note: the open sizes of arg1 do not follow from --shape: --shape arg1=SIZES sets them too" in done.out
 
 
 @pytest.mark.iree
