@@ -246,7 +246,7 @@ def _read_allowed_by(tolerances: Tolerances) -> dict[str, float]:
 
 
 def _require_worth(name: str, result: ReferenceResult, tolerances: Mapping[str, float] | None) -> None:
-    """Raise UsageError if outputs differ from run to run, or none of them can detect errors."""
+    """Raise UsageError if outputs differ from run to run, none can detect errors, or one is nothing but NaN."""
     if differing := [output.name for output in result.outputs if output.differs]:
         causes = f" ({', '.join(result.random)})" if result.random else ""
         differ = f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'} from run to run"
@@ -254,15 +254,17 @@ def _require_worth(name: str, result: ReferenceResult, tolerances: Mapping[str, 
         hint = "Outputs that differ each time cannot be expected: take the operators that make random numbers out."
         raise UsageError(message, hint)
     problems = []
+    is_void = False
     for output in result.outputs:
         if output.count and output.nans == output.count:
+            is_void = True
             problems.append(f"every value of output {output.name!r} ({output.type}) is NaN")
             continue
         blind_spot, zeros_pass = _find_blind_spot(output, tolerances or {})
         if zeros_pass:
             problem = f"{blind_spot}; remove the spec's tolerance to have one chosen"
             problems.append(f"output {output.name!r} ({output.type}): {problem}")
-    if len(problems) == len(result.outputs):
+    if is_void or len(problems) == len(result.outputs):
         raise UsageError(f"{name}: nothing was recorded: {'; '.join(problems)}", INPUTS_HINT)
 
 

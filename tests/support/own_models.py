@@ -110,7 +110,13 @@ def write_user_models(folder: Path) -> dict[str, str]:
             [("x", F32, [0, 4]), ("z", F32, [4])],
             [("y", F32, [0, 4]), ("w", F32, [4])],
         ),
-        "all_nan": ([make_node("Mul", "x n", "y")], x_input, [("y", F32, [8])], {"n": np.float32(np.nan)}),
+        # The other output could tell right from wrong.
+        "all_nan": (
+            [make_node("Mul", "x n", "y"), make_node("Relu", "x", "r")],
+            x_input,
+            [("y", F32, [8]), ("r", F32, [8])],
+            {"n": np.float32(np.nan)},
+        ),
         "expand_to": (
             [make_node("Expand", "x n", "y")],
             [("x", F32, [3, 1]), ("n", I64, [3])],

@@ -40,7 +40,7 @@ from iree_gauntlet.workers.iree_side.value_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
@@ -48,7 +48,16 @@ if TYPE_CHECKING:
     Run = Callable[[list[str], list[Array]], list[Array]]
 
 
-NOTHING_TOLD = "its outputs check nothing: all of them are constant, empty or not numbers"
+NOTHING_TOLD = "its outputs check nothing: all of them are constant, empty or not numbers, or one is nothing but NaN"
+
+
+def can_any_discriminate(outputs: Collection[object]) -> bool:
+    """Return whether some output can tell right from wrong, and none is nothing but NaN."""
+    arrays = [
+        array for array in outputs if isinstance(array, np.ndarray) and array.size and array.dtype.kind not in "OSU"
+    ]
+    is_void = any((summary := describe_array(array)).nans == summary.count for array in arrays)
+    return not is_void and any(map(_can_discriminate, outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class ArraySummary:
     most: float | None
 
 
-def can_discriminate(array: object) -> bool:
+def _can_discriminate(array: object) -> bool:
     """Return whether an output's values differ, so that the output can tell right from wrong."""
     if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
         return True
@@ -158,7 +167,7 @@ def run_sets(plan: EnginePlan, version: str, run: Run) -> dict[str, object]:
         except InferenceFailedError as error:
             refused.append(str(error))
             continue
-        tells = any(map(can_discriminate, outputs))
+        tells = can_any_discriminate(outputs)
         if tells or first is None:
             first = index, arrays, outputs
         if tells:

@@ -240,7 +240,7 @@ def _make_zeros(value: _ArrayLike) -> Array:
     return np.zeros([size if isinstance(size, int) else 1 for size in value.shape], value.dtype)
 
 
-def _answer(document: Mapping[str, Any]) -> dict[str, object]:
+def _answer(document: Mapping[str, object]) -> dict[str, object]:
     # What a user's file prints goes to standard error, because standard output has the answer.
     output = os.dup(1)
     os.dup2(2, 1)

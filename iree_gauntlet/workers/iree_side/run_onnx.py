@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.expected_outputs import (
     NOTHING_TOLD,
-    can_discriminate,
+    can_any_discriminate,
     choose_tolerances,
     describe_array,
     measure_excess,
@@ -244,7 +244,7 @@ def _find_expected(plan: _RunPlan) -> dict[str, object]:
         )
     return {
         "taken": run.set_index,
-        "tells": not _find_undeclared(model, run.outputs) and any(map(can_discriminate, run.outputs.values())),
+        "tells": not _find_undeclared(model, run.outputs) and can_any_discriminate(run.outputs.values()),
         "refused": run.rejections,
         "reference": {"name": run.reference.name, "version": run.reference.version},
         "inputs": [
@@ -279,7 +279,7 @@ def _run_first_fitting(
         if not outputs:
             raise PlanError("the model has no outputs")
         problems = _find_undeclared(model, outputs)
-        if not any(map(can_discriminate, outputs.values())):
+        if not can_any_discriminate(outputs.values()):
             problems.append(NOTHING_TOLD)
         run = _ReferenceRun(model, reference, index, list(reasons), arrays, outputs)
         if not problems:
