@@ -14,17 +14,19 @@ function for a serialised one. The answer:
                                                   values
      "arguments": 3, "kept": [0, 2]}              the number of arguments, and those that the program uses
 
-With an `engine` in the plan, `expected_outputs.py` describes plan and answer: `jax` runs the program as JAX does,
-`jax-f64` the function with f64 in place of f16, bf16 and f32. `options` are `{"path": "/…/m.py", "function": "f",
+With an `engine` in the plan, `expected_outputs.py` describes plan and answer: `jax` runs the program as JAX does (a
+function as it was exported, because it may be another one each time that it is traced), `jax-f64` the function with f64
+in place of f16, bf16 and f32. `options` are `{"path": "/…/m.py", "function": "f",
 "kept": [0, 2]}`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 _MAX_REASON = 300
 # A .npy file holds these kinds of elements.
 _NPY_KINDS = "fiub"
+# The serialised export of a function, beside the artifact.
+_SERIALISED = ".jax_export"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +164,12 @@ def _load_function(path: Path, name: str) -> _UserFunction:
 def _export(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(_ExportingPlan, document)
     jax = _import_jax()
-    # IREE's parser does not know the dialect of the new partitioner.
-    jax.config.update("jax_use_shardy_partitioner", False)
     path, leaves = Path(plan.model), []
     if plan.function:
         function = _load_function(path, plan.function)
         leaves = jax.tree_util.tree_leaves(function.arguments)
         try:
-            exported = jax.export.export(jax.jit(function.function), platforms=["cpu"])(*function.arguments)
+            exported = _trace(function)
         # Tracing runs the user's function, which may raise anything.
         except (Exception, SystemExit) as error:
             raise PlanError(f"{plan.function} cannot be exported: {_describe(error)}") from error
@@ -178,6 +180,10 @@ def _export(document: Mapping[str, object]) -> dict[str, object]:
     kept = sorted(exported.module_kept_var_idx)
     artifact = Path(plan.folder) / "export.mlirbc"
     artifact.write_bytes(exported.mlir_module_serialized)
+    if plan.function and len(kept) == len(exported.in_avals):
+        # Containers of other types than Python's have no serialised form.
+        with contextlib.suppress(ValueError):
+            artifact.with_suffix(_SERIALISED).write_bytes(exported.serialize())
     examples = ""
     arrays = [
         np.asarray(leaves[index]) for index in kept if leaves and not isinstance(leaves[index], jax.ShapeDtypeStruct)
@@ -190,6 +196,16 @@ def _export(document: Mapping[str, object]) -> dict[str, object]:
     return {"artifact": str(artifact), "examples": examples, "arguments": len(exported.in_avals), "kept": kept}
 
 
+def _trace(function: _UserFunction) -> _JaxProgram:
+    jax = _import_jax()
+    # IREE's parser does not know the dialect of the new partitioner.
+    jax.config.update("jax_use_shardy_partitioner", False)
+    # So the same program has the same bytes, wherever it is traced.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    exported: _JaxProgram = jax.export.export(jax.jit(function.function), platforms=["cpu"])(*function.arguments)
+    return exported
+
+
 def _read_export(path: Path) -> _JaxProgram:
     jax = _import_jax()
     try:
@@ -200,10 +216,17 @@ def _read_export(path: Path) -> _JaxProgram:
     return exported
 
 
-def _bind_program(source: _SourcePlan, *, is_wide: bool) -> Callable[[Sequence[Array]], object]:
-    """Return the function that calls a program with the arguments that it uses; the other ones are zeros."""
+def _bind_program(source: _SourcePlan, artifact: Path, *, is_wide: bool) -> Callable[[Sequence[Array]], object]:
+    """Return the function that calls a program with the arguments that it uses; the other ones are zeros.
+
+    Raises:
+        InferenceFailedError: the function in f64 would be another one than what was exported as `artifact`.
+    """
     if source.function:
-        return partial(_load_function(Path(source.path), source.function).call, source.kept, is_wide=is_wide)
+        function = _load_function(Path(source.path), source.function)
+        if is_wide and _trace(function).mlir_module_serialized != artifact.read_bytes():
+            raise InferenceFailedError(f"{source.function} differs from trace to trace")
+        return partial(function.call, source.kept, is_wide=is_wide)
     exported = _read_export(Path(source.path))
 
     def call(arrays: Sequence[Array]) -> object:
@@ -220,7 +243,10 @@ def _run(document: Mapping[str, object]) -> dict[str, object]:
     jax = _import_jax()
     source = read_plan(_SourcePlan, plan.options or {})
     is_wide = plan.engine == "jax-f64"
-    call = _bind_program(source, is_wide=is_wide)
+    serialised = Path(plan.model).with_suffix(_SERIALISED)
+    if serialised.is_file() and not is_wide:
+        source = replace(source, path=str(serialised), function="")
+    call = _bind_program(source, Path(plan.model), is_wide=is_wide)
     if is_wide or any(item.endswith("64") for item in plan.dtypes):
         # Only now, since a file's own random weights are others in this mode.
         jax.config.update("jax_enable_x64", True)
