@@ -35,11 +35,7 @@ from iree_gauntlet.engine.commands import (
     strip_file_path,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
-from iree_gauntlet.measuring.numerics.tolerances import (
-    TOLERANCE_FLAGS,
-    find_ineffective_tolerances,
-    find_wrong_tolerances,
-)
+from iree_gauntlet.measuring.numerics.tolerances import find_ineffective_tolerances, find_wrong_tolerances, is_tolerance
 from iree_gauntlet.stages import CHECK_STAGES, FailureKind, Kind, Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
@@ -191,10 +187,6 @@ def block_step(step: Step, reason: str) -> Step:
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
-def _is_tolerance(flag: str) -> bool:
-    return flag.partition("=")[0] in TOLERANCE_FLAGS
-
-
 def _is_skipped(case: Case) -> bool:
     """Return True if a case is skipped and makes no module for others (or has a reference): no step is planned."""
     return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
@@ -336,7 +328,7 @@ class _Planner:
         for error in result.unknown:
             problem = self._problem_of_flag(origin.file, error.flag, error.message, error.hint)
             # A tolerance that only other releases have is right in its spec: it blocks the case alone.
-            of_all = self._operator_case_problems if _is_tolerance(error.flag) else self._problems
+            of_all = self._operator_case_problems if is_tolerance(error.flag) else self._problems
             (of_all if problems is None else problems).add(problem)
         return result
 
@@ -345,7 +337,7 @@ class _Planner:
         origin = case.flags_origin or case.origin
         common = self._translate(case.run_flags, tool, origin)
         case_flags = self._translate(case.own_flags, tool, case.origin, self._operator_case_problems)
-        errors = [(origin.file, error) for error in common.unknown if _is_tolerance(error.flag)]
+        errors = [(origin.file, error) for error in common.unknown if is_tolerance(error.flag)]
         errors += [(case.origin.file, error) for error in case_flags.unknown]
         problems = (self._problem_of_flag(file, error.flag, error.message, error.hint) for file, error in errors)
         reasons = "; ".join(problem.in_one_line for problem in problems)

@@ -88,6 +88,11 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
     return tolerances
 
 
+def is_tolerance(flag: str) -> bool:
+    """Return whether a flag of `iree-run-module` says what is allowed, in some release."""
+    return flag.partition("=")[0] in TOLERANCE_FLAGS
+
+
 def parse_tolerance(flag: str) -> tuple[str, float] | None:
     """Return `("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
     name, _, text = flag.strip().partition("=")

@@ -89,6 +89,9 @@ class _JaxProgram(Protocol):
     in_avals: Sequence[_ArrayLike]
     in_tree: object
 
+    def serialize(self) -> bytearray:
+        """Return the bytes that `jax.export.deserialize` reads."""
+
     def call(self, *arguments: object, **named_arguments: object) -> object:
         """Call the program."""
 
