@@ -122,11 +122,11 @@ def _check_candidates(options: QualifyRequest) -> None:
     """Raise a UsageError for candidates of bisections that are no IREEs, or releases outside of OLD and NEW."""
     old, new = options.sides
     candidates = list_candidates_among(old, new, options.among)
-    first, *between, last = (parse_choice(candidate.iree).version for candidate in candidates)
+    first, *versions, last = (parse_choice(candidate.iree).version for candidate in candidates)
     if first is None or last is None:
         return
     low, high = sorted((first, last))
-    if outside := next((version for version in between if version and not low < version < high), None):
+    if outside := next((version for version in versions if version and not low < version < high), None):
         raise UsageError(f"--among {outside}: it is not between {low} and {high}", "Name what lies between, in order.")
 
 

@@ -245,8 +245,8 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         unjudged += _list_missing_runs(matrix)
         findings += _compare_irees(matrix, opening.allowed, folder / EXACT)
     if compat:
-        again = read_compat_outcome(folder / COMPAT_AGAIN) if has(COMPAT_AGAIN) else None
-        findings += _list_incompatible(compat, again)
+        repetition = read_compat_outcome(folder / COMPAT_AGAIN) if has(COMPAT_AGAIN) else None
+        findings += _list_incompatible(compat, repetition)
     if has(TIMES):
         findings += _read_times(folder / TIMES)
     unjudged += [
@@ -391,8 +391,8 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Find
         if row.chain not in old_run or row.chain not in new_run:
             continue
         chains = old_run[row.chain], new_run[row.chain]
-        before, after = (next((step for step in chain.steps if step.verdict.blocks), None) for chain in chains)
-        for label, cause in zip((iree.label for iree in matrix.irees), (before, after), strict=True):
+        old_cause, new_cause = (next((step for step in chain.steps if step.verdict.blocks), None) for chain in chains)
+        for label, cause in zip((iree.label for iree in matrix.irees), (old_cause, new_cause), strict=True):
             if cause and cause.failure is None:
                 yield "unjudged", BumpFinding(f"with {label}", row.chain, _describe_step(cause))
         old, new = (row.cells[iree.label] for iree in matrix.irees)
@@ -402,18 +402,18 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Find
         )
         for note in sorted(new_notes - old_notes):
             yield "change", BumpFinding("note", row.chain, note, "", page)
-        if before is None and after and after.failure:
-            metric = "" if after.failure in _OWN_FAILURES else _RUNS
-            kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(after.failure, _FAILING)
-            text = f"{after.name}: {_describe_step(after)}"
+        if old_cause is None and new_cause and new_cause.failure:
+            metric = "" if new_cause.failure in _OWN_FAILURES else _RUNS
+            kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(new_cause.failure, _FAILING)
+            text = f"{new_cause.name}: {_describe_step(new_cause)}"
             loss = BumpFinding(kind, row.chain, text, metric, f"{EXACT}/{new.url}")
-            if explanation := after.explanation:
+            if explanation := new_cause.explanation:
                 archive = explanation.bundle and f"{EXACT}/{matrix.irees[-1].folder}/{explanation.bundle}"
                 loss = replace(loss, cause=explanation.answer, bundle=archive)
             yield "loss", loss
-        elif before and before.failure and after is None:
-            yield "gain", BumpFinding(_PASSING, row.chain, f"{before.name}: {_describe_step(before)}", "", page)
-        elif before is None and after is None:
+        elif old_cause and old_cause.failure and new_cause is None:
+            yield "gain", BumpFinding(_PASSING, row.chain, f"{old_cause.name}: {_describe_step(old_cause)}", "", page)
+        elif old_cause is None and new_cause is None:
             yield from _compare_figures(row, old, new, allowed)
             yield from _compare_compiles(row)
 
@@ -424,54 +424,56 @@ def _describe_step(step: StepOutcome) -> str:
 
 def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> _Findings:
     for figure in Figure:
-        before, after = old.figures.values.get(figure), new.figures.values.get(figure)
+        old_value, new_value = old.figures.values.get(figure), new.figures.values.get(figure)
         changes = figure.row.matrix_changes
-        if not changes or not figure.is_exact or before is None or after is None:
+        if not changes or not figure.is_exact or old_value is None or new_value is None:
             continue
-        if (figure.is_counted and old.figures.counted_by != new.figures.counted_by) or before == after:
+        if (figure.is_counted and old.figures.counted_by != new.figures.counted_by) or old_value == new_value:
             continue
         is_cost = figure.row.unit in _COSTS
-        margin = max(allowed / 100 * before, changes.margin.amount)
-        is_larger, is_smaller = after - before > margin, before - after > margin
-        change = f" ({format_count_change(before, after)})" if before else ""
-        text = f"{figure.row.write(before)} → {figure.row.write(after)}{change}"
+        margin = max(allowed / 100 * old_value, changes.margin.amount)
+        is_larger, is_smaller = new_value - old_value > margin, old_value - new_value > margin
+        change = f" ({format_count_change(old_value, new_value)})" if old_value else ""
+        text = f"{figure.row.write(old_value)} → {figure.row.write(new_value)}{change}"
         group = "loss" if is_larger else "gain" if is_smaller else ""
         if not is_cost:
-            group = "change" if changes.margin.is_exceeded(before, after) else ""
+            group = "change" if changes.margin.is_exceeded(old_value, new_value) else ""
         if group:
-            factor = after / before if before else after
+            factor = new_value / old_value if old_value else new_value
             yield group, BumpFinding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
 
 
 def name_dispatch(costs: Iterable[tuple[str, int, int]], write: Callable[[float], str] = format_count) -> str:
     """Name the dispatch whose cost grew most, by the costs of both sides; return an empty text if none did."""
-    name, before, after = max(costs, key=lambda cost: cost[2] - cost[1], default=("", 0, 0))
-    return f"; most in {name}: {write(before)} → {write(after)}" if after > before else ""
+    name, old_value, new_value = max(costs, key=lambda cost: cost[2] - cost[1], default=("", 0, 0))
+    return f"; most in {name}: {write(old_value)} → {write(new_value)}" if new_value > old_value else ""
 
 
 def _compare_compiles(row: MatrixRow) -> _Findings:
     """Compare the time and memory of compiles by the margin of noisy figures; more time has to be confirmed."""
     cached = [label for label, cell in row.cells.items() if cell.figures.all_from_cache]
     for figure in (Figure.COMPILE_TIME, Figure.COMPILE_MEMORY):
-        before, after = (cell.figures.values.get(figure) for cell in row.cells.values())
+        old_value, new_value = (cell.figures.values.get(figure) for cell in row.cells.values())
         is_time = figure is Figure.COMPILE_TIME
         if is_time and cached:
             reason = f"the modules of {' and '.join(cached)} came from the cache"
             yield "undecided", BumpFinding(figure.row.title, row.chain, reason)
-        elif before and after and UNCONFIRMED_MARGIN.is_exceeded(before, after):
-            factor, unit = after / before, " s" if is_time else ""
-            text = f"{figure.row.write(before)}{unit} → {figure.row.write(after)}{unit} ({format_factor(factor)})"
-            group = "gain" if after < before else "undecided" if is_time else "loss"
+        elif old_value and new_value and UNCONFIRMED_MARGIN.is_exceeded(old_value, new_value):
+            factor, unit = new_value / old_value, " s" if is_time else ""
+            text = (
+                f"{figure.row.write(old_value)}{unit} → {figure.row.write(new_value)}{unit} ({format_factor(factor)})"
+            )
+            group = "gain" if new_value < old_value else "undecided" if is_time else "loss"
             metric, url = figure.row.metric, f"{EXACT}/matrix.html"
             yield group, BumpFinding(figure.row.title, row.chain, text, metric, url, factor)
 
 
-def _list_incompatible(compat: CompatOutcome, again: CompatOutcome | None) -> _Findings:
+def _list_incompatible(compat: CompatOutcome, repetition: CompatOutcome | None) -> _Findings:
     """List pairs of different IREEs that fail; what one of them does alone too is found by the matrix.
 
-    What runs when it is run `again` is no loss.
+    What runs in the repetition is no loss.
     """
-    repeated = {(cell.chain, cell.folder): cell.compatibility for cell in again.cells} if again else {}
+    repeated = {(cell.chain, cell.folder): cell.compatibility for cell in repetition.cells} if repetition else {}
     owns = {(cell.chain, cell.compiler): cell.compatibility for cell in compat.cells if cell.compiler == cell.runtime}
     for cell in compat.cells:
         if cell.compatibility in (owns[cell.chain, cell.compiler], owns[cell.chain, cell.runtime]):
