@@ -70,7 +70,7 @@ class ReferencePlan(Recorded):
         folder: the folder of outputs.
         tolerances: the spec's allowed differences, by element type, and `rtol`; None to have them chosen.
         last: True if no other sets follow.
-    memory_bytes: the limit of the worker's memory.
+        memory_bytes: the limit of the worker's memory.
     """
 
     model: str

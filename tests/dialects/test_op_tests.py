@@ -154,8 +154,9 @@ def test_a_flag_that_no_tool_knows_is_said_once_and_of_the_config(tmp_path: Path
     asked: list[Sequence[str]] = []
 
     def translate(flags: Sequence[str], _tool: str) -> Translation:
-        asked.append(flags)
-        return Translation(tuple(flags), (), (UnknownFlag(flags[0], f"unknown: {flags[0]}", ""),))
+        if flags:
+            asked.append(flags)
+        return Translation(tuple(flags), (), tuple(UnknownFlag(flag, f"unknown: {flag}", "") for flag in flags[:1]))
 
     problems = plan(load_ops(tmp_path), RUN, translate=translate).problems
     assert [(problem.file, problem.message) for problem in problems] == [
