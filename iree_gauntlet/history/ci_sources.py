@@ -1,4 +1,4 @@
-"""Where CI keeps artifacts: the runs of a GitHub workflow, or the archives in a folder or a bucket.
+"""The places where CI keeps artifacts: the runs of a GitHub workflow, or the archives in a folder or a bucket.
 
 Each answer of GitHub's REST API is downloaded by a `Transfer`, which limits its size, retries it, and waits as long as
 GitHub asks.
@@ -230,7 +230,7 @@ class UnfitArtifactError(ArtifactError):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactQuery:
-    """Which artifacts are asked for: a glob of names, and for GitHub a workflow, a branch and a day; a device's SKU."""
+    """A request for artifacts: a glob of names, and for GitHub a workflow, a branch and a day; a device's SKU."""
 
     artifact: str = "*"
     workflow: str = ""
@@ -274,7 +274,7 @@ class CiSource(Protocol):
 
     @property
     def selection(self) -> str:
-        """What was asked for; with another selection, other artifacts of a settled run may count."""
+        """The request, as text; with another selection, other artifacts of a settled run may count."""
 
     @property
     def query(self) -> ArtifactQuery:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Compatibility(StrEnum):
-    """What becomes of a module with a runtime, the worst first."""
+    """The result of a module with a runtime, the worst first."""
 
     CRASHES = "crashes"
     WRONG = "wrong numbers"
@@ -124,7 +124,7 @@ class CompatCell:
 
     @property
     def compatibility(self) -> Compatibility:
-        """What becomes of the module."""
+        """The result of the module."""
         if self.step is None:
             return Compatibility.UNKNOWN
         if self.step.verdict.counts_as_pass:

@@ -1,4 +1,4 @@
-"""What a file is, by its content, and how `init` reads it as a program: the facts of ONNX and of MLIR for a spec."""
+"""The kinds of programs, told by a file's content, and their readers: the facts of ONNX and MLIR for a spec."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ _Reference = OnnxReference | EngineReference
 
 @dataclass(frozen=True)
 class ReferenceSources:
-    """Where references are: the workers, a Python that may have jaxlib, the tested IREE, and perhaps another one."""
+    """The sources of references: workers, a Python that may have jaxlib, the tested IREE, and perhaps another one."""
 
     workers: ReferenceWorkers
     python: str = ""

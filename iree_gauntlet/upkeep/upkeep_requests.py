@@ -104,7 +104,7 @@ class XfailUpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRequest:
-    """Where references of programs in MLIR are."""
+    """The places of references of programs in MLIR."""
 
     reference_python: str = option("", "Python that has jax and jaxlib, which compute StableHLO (default: this one).")
     reference_iree: str = option(
