@@ -484,7 +484,8 @@ class Result(Recorded):
         """Parse a result as `Recorded.from_dict` does, and validate its statistics."""
         result = super(Result, cls).from_dict(data)
         try:
-            _ = result.typed_statistics, [result.measure(figure) for figure in Figure if figure.row.statistic]
+            figures = [figure for figure in Figure if figure.row.statistic in result.statistics]
+            _ = result.typed_statistics, [result.measure(figure) for figure in figures]
         except ValueError as error:
             raise RecordError("statistics", error) from error
         return result

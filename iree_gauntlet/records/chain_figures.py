@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import Check, DispatchCode, OutputComparison, Samples
+    from iree_gauntlet.stages import Stage
 
 
 NO_VALUE = "–"
@@ -119,7 +120,15 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         (check for step in chain.steps for check in step.checks), key=lambda check: _CHECK_RANKS[check.passed]
     )
     checks = {figure: check for check in reversed(ranked_checks) for figure in Figure if check.metric == figure}
-    figures = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
+    steps: dict[tuple[Stage, bool], list[StepOutcome]] = {}
+    for step in chain.steps:
+        steps.setdefault((step.stage, step.is_for_count), []).append(step)
+    measurable = [(figure, steps.get((figure.row.stage, figure.is_counted), [])) for figure in Figure]
+    figures = {
+        figure: _measure(figure, figure_steps, checks.get(figure))
+        for figure, figure_steps in measurable
+        if figure_steps or figure in checks
+    }
     values = {figure: value for figure, value in figures.items() if value is not None}
     # With several benchmarks, the last one's times count.
     shares = timed_steps[-1].typed_statistics.machine if timed_steps else CpuShares()
@@ -146,9 +155,8 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     )
 
 
-def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float | None:
-    """Compute a figure of a chain from its steps."""
-    steps = [step for step in chain.steps if step.stage is figure.row.stage and step.is_for_count is figure.is_counted]
+def _measure(figure: Figure, steps: Sequence[StepOutcome], check: Check | None) -> float | None:
+    """Compute a figure of a chain from its steps of the figure's stage."""
     match figure.row.combination:
         case Combination.MAIN:
             main = next((step for step in steps if not step.role and step.verdict is not Verdict.SKIPPED), None)
