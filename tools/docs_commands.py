@@ -1,12 +1,14 @@
 """Runs the command lines of README and docs as printed, in fresh environments with only the extras that a page names.
 
-    python tools/docs_commands.py [PAGE …]
+    python tools/docs_commands.py [--samples] [PAGE …]
 
 Each page gets its own clone of the checkout and its own empty home. The pages of docs/start form one example, so they
 share a clone and a home. A page's `pip install` lines set up its environment; a page without such lines gets
 `-e '.[iree]'`. `iree-gauntlet` is installed from this checkout's wheel. `NOT_RUN` lists the commands that are not run,
-with the reasons. The samples of output on a page are compared with what the commands print, except for their figures.
-Exits with 1 if a command fails, or if it prints no line like one of its sample.
+with the reasons; `--samples` runs commands that download models too, if the page shows their output; they take IREEs
+from `$IREE_GAUNTLET_TOOLCHAINS`, if it is set. The samples of output on a page are compared with what the commands
+print, except for their figures. Exits with 1 if a command ends with another exit code than its sample says, or if it
+prints no line like one of its sample.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from release import build
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "find_differences", "find_skip_reason", "parse_commands"]
+__all__ = [
+    "CHECKOUT",
+    "NOT_RUN",
+    "PAGES",
+    "Command",
+    "find_differences",
+    "find_exit_code",
+    "find_skip_reason",
+    "parse_commands",
+]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # These pages form one example, in this order.
@@ -58,6 +69,9 @@ NOT_RUN = (
         r"gauntlet (run|matrix|compat|compare|qualify) (--resume|--last-failed)|gauntlet (report|xfail\.update)",
         _NEEDS_EARLIER_RUN,
     ),
+    ("docs/how-to/cluster.md", "--cluster", "needs a cluster"),
+    ("docs/how-to/flaky.md", "^pytest", _NEEDS_TORCH),
+    ("docs/how-to/history.md", "^gauntlet matrix", "compiles each model with seven releases, which takes hours"),
     ("docs/start/first-run.md", r"^gauntlet run", _NEEDS_MODELS),
     ("*", r"--program ", "names a model of the reader's"),
     ("docs/start/own-model.md", r"my-models && gauntlet run$", "names a model of the reader's"),
@@ -81,6 +95,7 @@ NOT_RUN = (
 _INSTALL_COMMAND = re.compile(r"^pip install ")
 # Lines that differ in a figure's sign or in a mark, such as `(cached)`, are more similar than this.
 _SIMILARITY = 0.75
+_TOOLCHAINS = "IREE_GAUNTLET_TOOLCHAINS"
 _HEREDOC = re.compile(r"<<'(\w+)'")
 
 
@@ -139,12 +154,22 @@ def _continues(text: str) -> bool:
     return text.endswith("\\") or uncommented.count("'") % 2 == 1
 
 
-def find_skip_reason(command: Command) -> str:
-    """Return the reason why a command is not run, or an empty string."""
+def find_skip_reason(command: Command, *, with_samples: bool = False) -> str:
+    """Return the reason why a command is not run, or an empty string.
+
+    `with_samples`: that it downloads models is no reason, if its page shows its output.
+    """
     reasons = (
         reason for page, regex, reason in NOT_RUN if fnmatch(command.page, page) and re.search(regex, command.text)
     )
-    return next(reasons, "")
+    reason = next(reasons, "")
+    return "" if with_samples and command.sample and reason == _NEEDS_MODELS else reason
+
+
+def find_exit_code(sample: Sequence[str]) -> int:
+    """Return the exit code that a sample says: 2 if it begins with an error, 0 if it says nothing."""
+    codes = [int(match[1]) for line in sample if (match := re.match(r"exit code (\d+): ", line))]
+    return codes[-1] if codes else 2 if sample and sample[0].startswith("error: ") else 0
 
 
 def find_differences(sample: Sequence[str], output: str) -> list[str]:
@@ -168,6 +193,8 @@ def _mask_figures(line: str) -> str:
 
 def main(pages: Sequence[str]) -> int:
     """Run the commands, print their results and return the exit code."""
+    with_samples = "--samples" in pages
+    pages = [page for page in pages if page != "--samples"]
     unknown = [page for page in pages if page not in PAGES]
     if unknown:
         sys.stderr.write(f"error: there is no page {unknown[0]}\n  Pages are README.md, docs/how-to/run.md, …\n")
@@ -178,7 +205,12 @@ def main(pages: Sequence[str]) -> int:
         os.environ["PIP_FIND_LINKS"] = f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}"
         environments = _Environments(Path(directory))
         for group in _group_by_clone(pages or PAGES):
-            commands = [command for page in group for command in parse_commands(page) if not find_skip_reason(command)]
+            commands = [
+                command
+                for page in group
+                for command in parse_commands(page)
+                if not find_skip_reason(command, with_samples=with_samples)
+            ]
             installs = [command for command in commands if _INSTALL_COMMAND.match(command.text)]
             runnable = [command for command in commands if command not in installs]
             if not runnable:
@@ -223,12 +255,13 @@ def _run(commands: Sequence[Command], environment: Path, work_dir: Path) -> int:
     home.mkdir()
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
     outputs = [work_dir / f"output-{index}" for index in range(len(commands))]
-    check = 'code=$?; echo $code >> "$CODES"; [ $code = 0 ] || exit $code'
+    check = 'code=$?; echo $code >> "$CODES"; [ $code = {} ] || exit 1'
     script = "\n".join(
-        f"exec > {shlex.quote(str(output))} 2>&1\n{command.text}\n{check}"
+        f"exec > {shlex.quote(str(output))} 2>&1\n{command.text}\n{check.format(find_exit_code(command.sample))}"
         for command, output in zip(commands, outputs, strict=True)
     )
-    prefixes = ("LANG", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+    # IREEs that are installed already need no download.
+    prefixes = ("LANG", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy", _TOOLCHAINS)
     environ = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     environ |= {"HOME": str(home), "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "CODES": str(codes_file)}
     subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=clone, env=environ, check=False)
@@ -236,7 +269,8 @@ def _run(commands: Sequence[Command], environment: Path, work_dir: Path) -> int:
     successes = 0
     printed = ""
     for index, command in enumerate(commands):
-        status = "not run" if index >= len(codes) else "ok" if codes[index] == 0 else f"exit code {codes[index]}"
+        is_ok = index < len(codes) and codes[index] == find_exit_code(command.sample)
+        status = "ok" if is_ok else f"exit code {codes[index]}" if index < len(codes) else "not run"
         printed += outputs[index].read_text(encoding="utf-8", errors="replace") if outputs[index].exists() else ""
         differences = find_differences(command.sample, printed) if status == "ok" else ()
         successes += status == "ok" and not differences

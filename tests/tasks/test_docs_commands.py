@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.config import get_config
-from docs_commands import NOT_RUN, PAGES, Command, find_differences, find_skip_reason, parse_commands
+from docs_commands import NOT_RUN, PAGES, Command, find_differences, find_exit_code, find_skip_reason, parse_commands
 
 from iree_gauntlet.tasks.program import namespace
 from tests.support.command_line import ParseOnlyProgram, parse_requests, run_in_process
@@ -119,6 +119,23 @@ def test_a_sample_is_like_the_output_but_for_figures() -> None:
     assert find_differences(sample, output) == []
     assert find_differences((*sample, "next: gauntlet report"), output) == ["next: gauntlet report"]
     assert find_differences(sample, "") == [line for line in sample if line != "…"]
+
+
+def test_a_sample_says_the_exit_code() -> None:
+    assert find_exit_code(("1 loss in 4 models", "exit code 1: something got worse")) == 1
+    assert find_exit_code(("error: variant x: iree-compile does not know --iree-opt-levl=O3", "…")) == 2
+    assert find_exit_code(("14 of 50 run",)) == find_exit_code(()) == 0
+
+
+def test_samples_that_need_models_are_compared_too_if_wanted() -> None:
+    pages = {
+        command.page.rpartition("/")[2]
+        for command in COMMANDS
+        if find_skip_reason(command) and not find_skip_reason(command, with_samples=True)
+    }
+    assert {"bisect.md", "compare.md", "compat.md", "flags.md", "qualify.md"} <= pages
+    (hours,) = [command for command in COMMANDS if command.text.startswith("gauntlet matrix --iree 3.5.0 --iree 3.6.0")]
+    assert find_skip_reason(hours, with_samples=True)
 
 
 def test_samples_belong_to_the_commands_above_them() -> None:
