@@ -509,7 +509,12 @@ class QualifyRequest:
         "OLD and NEW, as for `run --iree`, if no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
         takes=SEVERAL,
     )
-    allow: float = option(1.0, "Sizes, memory and instructions may be this many per cent larger.")
+    allow: float = option(
+        1.0, "Sizes, memory, and instructions outside of dispatches may be this many per cent larger."
+    )
+    least_work: float = option(
+        0.1, "Two counts of a dispatch's instructions within this many per cent are the same work.", unit="per cent"
+    )
     budget: float = option(30.0, "Minutes for times, and as many for bundles and bisections of losses.", unit="minutes")
     no_times: bool = option(False, "Do not compare times.")
     no_bundles: bool = option(False, "Do not explain what newly fails.")

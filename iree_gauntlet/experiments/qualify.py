@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import glob
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_marks
@@ -31,7 +33,10 @@ from iree_gauntlet.experiments.matrix import matrix, name_irees
 from iree_gauntlet.experiments.run import make_setup
 from iree_gauntlet.figures import METRICS
 from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
-from iree_gauntlet.journal_format import JOURNAL, read_kind
+from iree_gauntlet.journal_format import JOURNAL, read_journal, read_kind
+from iree_gauntlet.measuring.instructions.counters import read_counts
+from iree_gauntlet.measuring.instructions.work import CallPart, judge_parts
+from iree_gauntlet.measuring.profiles.dispatch_profile import match_dispatches
 from iree_gauntlet.records.bisect_outcome import select_chain
 from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.qualify_outcome import (
@@ -40,6 +45,7 @@ from iree_gauntlet.records.qualify_outcome import (
     EXACT,
     QUALIFY,
     TIMES,
+    DispatchWork,
     LossAcceptance,
     PartResult,
     QualifyOpening,
@@ -49,6 +55,7 @@ from iree_gauntlet.requests import (
     BisectRequest,
     CompareRequest,
     CompatRequest,
+    ExecutionRequest,
     ExplainRequest,
     FolderRequest,
     QualifyRequest,
@@ -63,11 +70,11 @@ from iree_gauntlet.toolchains.choice import parse_choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
+    from iree_gauntlet.records.matrix_outcome import MatrixOutcome
     from iree_gauntlet.records.qualify_outcome import BumpFinding
     from iree_gauntlet.requests import RunRequest
 
@@ -96,6 +103,9 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
         )
     if options.allow < 0:
         raise UsageError(f"--allow {options.allow:g}: expected a percentage, 0 or more", "Leave it out for 1.")
+    if not 0 <= options.least_work < 100:
+        message = f"--least-work {options.least_work:g}: expected a percentage from 0 to 100"
+        raise UsageError(message, "Leave it out for 0.1.")
     old, new = options.sides
     name_irees(options.sides)
     _check_candidates(options)
@@ -152,6 +162,7 @@ class _Qualification:
         if outcome.matrix is None or any(iree.problem for iree in outcome.matrix.irees):
             # The other parts would fail for the same reason.
             return
+        self._judge_work(outcome.matrix)
         compat = CompatRequest(iree=sides)
         self._run_part(COMPAT_PART, lambda request: check_compatibility(compat, _narrow(request), self._brief))
         outcome = read_qualify_outcome(self.folder)
@@ -163,6 +174,22 @@ class _Qualification:
             self._run_part(TIMES, lambda request: compare(times, replace(_narrow(request), stages=()), self._brief))
         self._follow_losses()
         self._apply_marks()
+
+    def _judge_work(self, matrix: MatrixOutcome) -> None:
+        """Record, for each model whose dispatches were counted with both, which of them execute more instructions."""
+        runs = (read_journal(self.folder / EXACT / iree.folder / JOURNAL).planned for iree in matrix.irees)
+        old, new = (
+            {step.chain: Path(step.find_output("counts")) for step in run if step.stage is Stage.COUNT} for run in runs
+        )
+        for chain in filter(new.__contains__, old):
+            # There is no file if a count failed, or if the cache was cleared before a qualification is resumed.
+            with suppress(GauntletError):
+                a, b = read_counts(old[chain]), read_counts(new[chain])
+                part = judge_parts(a, b, self.options.least_work / 100, same_runtime=False)[0]
+                if part.part == CallPart.DISPATCHES:
+                    changes = match_dispatches(a.profile, b.profile).changes
+                    more = tuple((row.name, row.a_ns, row.b_ns) for row in changes if row.name in part.more)
+                    self.log.write("work", DispatchWork(verdict=part.verdict, more=more), step=chain)
 
     def _vary(self, name: str) -> str:
         """Return a side, or a model, with the names of the variants."""
@@ -251,7 +278,11 @@ class _Qualification:
 
     def _bisect(self, question: BisectRequest, loss: BumpFinding, request: RunRequest) -> ExitCode:
         figure = METRICS.get(loss.metric)
-        if figure and figure.is_compared_in_rounds and not request.folder.resume:
+        if not (figure and figure.is_compared_in_rounds):
+            # An exact metric takes no option of rounds.
+            execution = replace(request.execution, disturbed=ExecutionRequest().disturbed)
+            request = replace(request, execution=execution)
+        elif not request.folder.resume:
             question = replace(question, budget=self.options.budget)
         return bisect(question, _select(request, [loss.chain]), self._brief)
 

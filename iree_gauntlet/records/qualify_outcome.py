@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.diagnostics import find_diagnostic
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import UNCONFIRMED_MARGIN, Figure
+from iree_gauntlet.figures import CALL_MARGIN, METRICS, OUTSIDE_MARGIN, UNCONFIRMED_MARGIN, Figure
 from iree_gauntlet.formatting import (
     format_count,
     format_count_change,
@@ -61,6 +61,8 @@ _KINDS = (_WRONG, _CRASHES, _FAILING, _PASSING, *_TIME_GROUPS)
 _RUNS = "runs"
 # Larger figures in these units are losses; other counts are only changes.
 _COSTS = ("bytes", "instructions", "spills")
+# The groups of the verdicts of dispatches' instructions.
+_WORK_GROUPS = {"more work": "loss", "less work": "gain"}
 # These failures depend on what the spec expects of one IREE.
 _OWN_FAILURES = (FailureKind.MISSES_A_GOLDEN, FailureKind.TUNES_NOTHING)
 
@@ -109,7 +111,25 @@ class LossAcceptance(Recorded):
     reason: str
 
 
-QUALIFY = JournalSchema((ExperimentKind.QUALIFY,), QualifyOpening, {"result": PartResult}, {"accepted": LossAcceptance})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchWork(Recorded):
+    """`work`: the verdict of a model's dispatches by their instructions.
+
+    Attributes:
+        verdict: a `Work` of `measuring/instructions/work.py`.
+        more: the dispatches that execute more instructions, each with the counts of OLD and NEW.
+    """
+
+    verdict: str
+    more: tuple[tuple[str, int, int], ...]
+
+
+QUALIFY = JournalSchema(
+    (ExperimentKind.QUALIFY,),
+    QualifyOpening,
+    {"result": PartResult, "work": DispatchWork},
+    {"accepted": LossAcceptance},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +263,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     unjudged = [f"{name}: {part.problem}" for name, part in failed_parts.items() if part.problem]
     if matrix and matrix.is_over:
         unjudged += _list_missing_runs(matrix)
-        findings += _compare_irees(matrix, opening.allowed, folder / EXACT)
+        findings += _compare_irees(matrix, opening.allowed, record.collect(DispatchWork), folder / EXACT)
     if compat:
         repetition = read_compat_outcome(folder / COMPAT_AGAIN) if has(COMPAT_AGAIN) else None
         findings += _list_incompatible(compat, repetition)
@@ -344,25 +364,24 @@ def _list_omissions(
 
 
 def _confirm(group: str, finding: BumpFinding, bisections: Mapping[str, BisectOutcome]) -> tuple[str, BumpFinding]:
-    """Return a finding with its group: what has to be confirmed is a loss if its bisection found it again.
+    """Return a finding with its group: it is no loss if its bisection measured both ends again and did not find it.
 
-    A failure is no loss if its bisection found the same with both ends.
+    A compile that took longer is a loss only if its bisection found it again.
     """
     bisection = bisections.get(finding.part)
-    if group == "loss" and finding.metric == _RUNS and bisection and not bisection.search:
-        values = {
-            bisection.results[end].value
-            for end in (bisection.opening.good, bisection.opening.bad)
-            if end in bisection.results
-        }
-        if len(values) == 1 and None not in values and len(bisection.results) > 1:
-            return "undecided", replace(finding, text=f"{finding.text}; it did not repeat: {bisection.answer}")
-    if group != "undecided" or not finding.metric:
+    if not finding.metric or group not in ("loss", "undecided"):
         return group, finding
-    if bisection and bisection.search:
+    if bisection is None:
+        return group, finding if group == "loss" else replace(finding, text=f"{finding.text}; not measured again")
+    ends = (bisection.results.get(label) for label in (bisection.opening.good, bisection.opening.bad))
+    values = [end.value for end in ends if end and end.value is not None]
+    figure, is_measured = METRICS.get(finding.metric), len(values) == 2
+    is_faster = bool(figure and figure.is_compared_in_rounds and is_measured and values[1] < values[0])
+    if (bisection.search and not is_faster) or (group == "loss" and not is_measured):
         return "loss", finding
-    reason = f"measured again: {bisection.answer}" if bisection else "not measured again"
-    return group, replace(finding, text=f"{finding.text}; {reason}")
+    kind = "time" if finding.kind == "slower" else finding.kind
+    reason = "the second measurement is faster" if is_faster and bisection.search else bisection.answer
+    return "undecided", replace(finding, kind=kind, text=f"{finding.text}; not confirmed: {reason}")
 
 
 def _list_missing_runs(matrix: MatrixOutcome) -> list[str]:
@@ -372,17 +391,17 @@ def _list_missing_runs(matrix: MatrixOutcome) -> list[str]:
     return [f"{missing.label}: {missing.problem}"] if missing else []
 
 
-def _compare_irees(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:
+def _compare_irees(matrix: MatrixOutcome, allowed: float, works: Mapping[str, DispatchWork], folder: Path) -> _Findings:
     """Compare the runs of both, if there are two."""
     old, new = matrix.irees
     if new.problem and new.exit_code is not None and not old.problem:
         # Such as a flag that the new IREE does not know: none of the models is compiled.
         yield "loss", BumpFinding(_FAILING, "all models", new.problem)
     elif old.outcome and new.outcome and not old.problem:
-        yield from _compare_cells(matrix, allowed, folder)
+        yield from _compare_cells(matrix, allowed, works, folder)
 
 
-def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Findings:
+def _compare_cells(matrix: MatrixOutcome, allowed: float, works: Mapping[str, DispatchWork], folder: Path) -> _Findings:
     """Compare verdicts, flags and exact figures of each model."""
     outcomes = (add_explanations(iree.outcome, folder / iree.folder) for iree in matrix.irees if iree.outcome)
     old_run, new_run = ({chain.id: chain for chain in outcome.cases} for outcome in outcomes)
@@ -414,7 +433,7 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float, folder: Path) -> _Find
         elif old_cause and old_cause.failure and new_cause is None:
             yield "gain", BumpFinding(_PASSING, row.chain, f"{old_cause.name}: {_describe_step(old_cause)}", "", page)
         elif old_cause is None and new_cause is None:
-            yield from _compare_figures(row, old, new, allowed)
+            yield from _compare_figures(row, old, new, allowed, works.get(row.chain))
             yield from _compare_compiles(row)
 
 
@@ -422,25 +441,36 @@ def _describe_step(step: StepOutcome) -> str:
     return join_lines(find_diagnostic(step.diagnosis), 300)
 
 
-def _compare_figures(row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float) -> _Findings:
+def _compare_figures(
+    row: MatrixRow, old: MatrixCell, new: MatrixCell, allowed: float, work: DispatchWork | None
+) -> _Findings:
+    """Compare exact figures; if each dispatch's instructions are known, these are judged one by one."""
     for figure in Figure:
-        old_value, new_value = old.figures.values.get(figure), new.figures.values.get(figure)
+        # If the instructions in dispatches are unknown, those of the call are compared.
+        is_call = figure is Figure.DISPATCH_INSTRUCTIONS and figure not in old.figures.values
+        source = Figure.CALL_INSTRUCTIONS if is_call else figure
+        old_value, new_value = old.figures.values.get(source), new.figures.values.get(source)
         changes = figure.row.matrix_changes
         if not changes or not figure.is_exact or old_value is None or new_value is None:
             continue
-        if (figure.is_counted and old.figures.counted_by != new.figures.counted_by) or old_value == new_value:
+        if figure.is_counted and old.figures.counted_by != new.figures.counted_by:
             continue
         is_cost = figure.row.unit in _COSTS
-        margin = max(allowed / 100 * old_value, changes.margin.amount)
+        margin = max(allowed / 100 * old_value, OUTSIDE_MARGIN.amount if is_call else changes.margin.amount)
         is_larger, is_smaller = new_value - old_value > margin, old_value - new_value > margin
         change = f" ({format_count_change(old_value, new_value)})" if old_value else ""
         text = f"{figure.row.write(old_value)} → {figure.row.write(new_value)}{change}"
         group = "loss" if is_larger else "gain" if is_smaller else ""
+        metric = figure.row.metric
         if not is_cost:
             group = "change" if changes.margin.is_exceeded(old_value, new_value) else ""
+        elif work and figure is Figure.DISPATCH_INSTRUCTIONS:
+            group, text = _WORK_GROUPS.get(work.verdict, ""), f"{text}{name_dispatch(work.more)}"
+            # A bisection compares the sums of all dispatches.
+            metric = metric if new_value > old_value and CALL_MARGIN.is_exceeded(old_value, new_value) else ""
         if group:
             factor = new_value / old_value if old_value else new_value
-            yield group, BumpFinding(changes.word, row.chain, text, figure.row.metric, f"{EXACT}/matrix.html", factor)
+            yield group, BumpFinding(changes.word, row.chain, text, metric, f"{EXACT}/matrix.html", factor)
 
 
 def name_dispatch(costs: Iterable[tuple[str, int, int]], write: Callable[[float], str] = format_count) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -30,14 +28,11 @@ from iree_gauntlet.document import (
     Table,
     TextLink,
 )
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_events import MachineInfo
-from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.code.code_changes import compare_code
-from iree_gauntlet.measuring.instructions.counters import read_counts
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.records.qualify_outcome import (
@@ -53,10 +48,10 @@ from iree_gauntlet.reports.matrix_report import group_alike
 from iree_gauntlet.reports.render_markdown import escape, table
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance, show_continuation
 from iree_gauntlet.results import SPILL_FIGURES
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.qualify_outcome import BumpFinding, PartResult, QualifyOutcome
@@ -83,7 +78,7 @@ _CODE_FIGURES = {
 
 def make_qualify_reports(folder: Path) -> Reports:
     """Return the reports of a qualification; GauntletError if a record cannot be read."""
-    outcome = _locate_losses(read_qualify_outcome(folder), folder / EXACT)
+    outcome = _locate_losses(read_qualify_outcome(folder))
     document = partial(_make_document, outcome)
     files = {
         "junit.xml": lambda: _format_junit(outcome),
@@ -93,20 +88,18 @@ def make_qualify_reports(folder: Path) -> Reports:
     return Reports(files, document, outcome.exit_code, outcome.answer)
 
 
-def _locate_losses(outcome: QualifyOutcome, folder: Path) -> QualifyOutcome:
-    """Return an outcome whose losses name the dispatches that account for most of them, as far as this is known."""
-    runs = [folder / iree.folder for iree in outcome.matrix.irees] if outcome.matrix else []
+def _locate_losses(outcome: QualifyOutcome) -> QualifyOutcome:
+    """Return an outcome whose losses of code name the dispatches that account for most of them, if these are known."""
     rows = {row.chain: tuple(row.cells.values()) for row in outcome.matrix.rows} if outcome.matrix else {}
-    losses = []
-    for loss in outcome.losses:
-        place = ""
-        if loss.metric in _CODE_FIGURES:
-            old, new = rows[loss.chain]
-            place = _find_code(_CODE_FIGURES[loss.metric], old.figures, new.figures)
-        elif loss.metric == Figure.DISPATCH_INSTRUCTIONS.row.metric:
-            place = _find_work(runs, loss.chain)
-        losses.append(replace(loss, text=loss.text + place))
-    return replace(outcome, losses=tuple(losses))
+
+    def locate(loss: BumpFinding) -> str:
+        if loss.metric not in _CODE_FIGURES:
+            return ""
+        old, new = rows[loss.chain]
+        return _find_code(_CODE_FIGURES[loss.metric], old.figures, new.figures)
+
+    losses = tuple(replace(loss, text=f"{loss.text}{locate(loss)}") for loss in outcome.losses)
+    return replace(outcome, losses=losses)
 
 
 def _find_code(keys: Sequence[str], old: ChainFigures, new: ChainFigures) -> str:
@@ -116,20 +109,6 @@ def _find_code(keys: Sequence[str], old: ChainFigures, new: ChainFigures) -> str
         return sum(code.figures.get(key, 0) for key in keys) if code else 0
 
     return name_dispatch((change.name, add(change.a), add(change.b)) for change in compare_code(old.code, new.code))
-
-
-def _find_work(runs: Iterable[Path], chain: str) -> str:
-    """Name the dispatch that takes the most additional instructions; return an empty text if the counts are gone."""
-    counts = []
-    with suppress(GauntletError):
-        for run in runs:
-            steps = [step for step in read_journal(run / JOURNAL).planned if step.chain == chain]
-            files = [step.find_output("counts") for step in steps if step.stage is Stage.COUNT]
-            counts += [read_counts(Path(file)) for file in files[-1:]]
-    if len(counts) < 2:
-        return ""
-    rows = match_dispatches(counts[0].profile, counts[1].profile).changes
-    return name_dispatch((row.name, row.a_ns, row.b_ns) for row in rows if row.match != Match.OUTSIDE)
 
 
 def _make_document(outcome: QualifyOutcome, folder: Path | None = None) -> Document:

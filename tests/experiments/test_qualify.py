@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from iree_gauntlet.measuring.instructions.counters import Counts
 from iree_gauntlet.records.qualify_outcome import read_qualify_outcome
 from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.reports.experiment_reports import write_reports
-from tests.support.faulty_iree import fill_module_cache, write_build_tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.journal_builder import JournalBuilder
 from tests.support.matrix_builder import make_chain, make_release_run, write_qualification, write_record
 from tests.support.page_samples import write_slower_comparison
@@ -21,7 +22,8 @@ from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from iree_gauntlet.requests import BisectRequest, RunRequest
 
 # With modules of the old IREE, the new runtime crashes on one model; it computes another one wrongly.
 _FAULTS = """case "$*" in
@@ -29,6 +31,8 @@ _FAULTS = """case "$*" in
 */wrong.cpu/*)
   for word; do shift; case $word in --input=*) word=--input=4xf32=9 ;; esac; set -- "$@" "$word"; done ;;
 esac"""
+# One model does not compile.
+_BROKEN = 'case "$*" in *broken*) echo "error: planted" >&2; exit 1 ;; esac'
 _RELEASES = ("3.12.0", "3.13.0")
 _VARIANT_FLAG = "--iree-opt-level=O0"
 _LACKED_FLAG = "iree-llvmcpu-target-cpu"
@@ -123,6 +127,38 @@ def test_killed_in_any_part_and_gone_on_with(project: Project, kept: int) -> Non
     assert [result["exit_code"] for result in _read(project)["parts"].values()] == [0, 0, 0]
     assert "left out: the selection has no benchmark to compare" in done.out
     assert "loses nothing against" in done.out
+
+
+@pytest.mark.iree
+@pytest.mark.stress
+def test_killed_in_each_part_of_one_with_losses_and_gone_on_with(project: Project) -> None:
+    project.add("broken")
+    old = SyntheticBuild(project.folder / "old")
+    new = SyntheticBuild(project.folder / "new", 1.5, iree_run_module=_FAULTS, iree_compile=_BROKEN)
+    assert project.gauntlet("qualify", old.iree, new.iree, "--disturbed", "count").code == 1
+    folder, before = _newest(project), _read(project)
+    assert [(loss["kind"], loss["chain"]) for loss in before["losses"]] == [
+        ("crashes", "toy/abs@cpu"),
+        ("newly failing", "toy/broken@cpu"),
+        ("slower", "toy/abs@cpu"),
+    ]
+    parts = ["matrix", "compat", "compat-again", "times"]
+    parts += ["explain-toy-broken-cpu", "bisect-runs-toy-broken-cpu", "bisect-time-toy-abs-cpu"]
+    assert list(before["parts"]) == parts
+    for part in parts:
+        # As if it had been killed in the middle of this part, and of a line.
+        lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+        (start, *_) = [place for place, line in enumerate(lines) if '"start"' in line and f'"{part}"' in line]
+        (folder / "journal.jsonl").write_text("".join(lines[: start + 1]) + lines[start + 1][:20])
+        place = folder / part if (folder / part).exists() else next(folder.glob("matrix/*/explain"))
+        inner = (place / "journal.jsonl").read_text().splitlines(keepends=True)
+        (place / "journal.jsonl").write_text("".join(inner[: len(inner) // 2]))
+        done = project.gauntlet("qualify", "--resume")
+        assert done.code == 1, (part, done.text)
+        after = _read(project)
+        assert list(after["parts"]) == parts
+        for loss, other in zip(before["losses"], after["losses"], strict=True):
+            assert {**loss, "text": "", "factor": 0} == {**other, "text": "", "factor": 0}, part
 
 
 @pytest.mark.iree
@@ -331,28 +367,72 @@ def test_the_dispatch_that_grew_is_named(tmp_path: Path) -> None:
     assert (loss["kind"], loss["text"]) == ("spills", "2 → 110 (×55); most in b: 0 → 109")
 
 
-def test_the_dispatch_with_more_instructions_is_named(tmp_path: Path) -> None:
-    folder, runs = write_qualification(tmp_path / "q"), {}
-    for label, count in (("3.12.0", 1_000), ("3.13.0", 1_020)):
-        counts = Counts(2_000 + count, 1, (("f$async_dispatch_0", 500, ""), ("f$async_dispatch_1", count, "")))
-        file = tmp_path / f"{label}.json"
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("counts", "words", "text"),
+    [
+        # A dispatch is judged by itself: neither the others nor what they save hide it.
+        ((50_000, 2_020), (), "52,000 → 52,020 (+0.0385 %); most in f$async_dispatch_1: 2,000 → 2,020"),
+        ((40_000, 2_020), (), "52,000 → 42,020 (-19.1923 %); most in f$async_dispatch_1: 2,000 → 2,020"),
+        ((50_000, 2_020), ("--least-work", "2"), ""),
+        # A module of other bytes changes the work of the loader, but of no dispatch.
+        ((50_000, 2_000), (), ""),
+    ],
+)
+def test_one_per_cent_more_in_one_dispatch_is_a_loss(
+    project: Project, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], words: tuple[str, ...], text: str
+) -> None:
+    def count(_: object, request: RunRequest, presenter: object) -> ExitCode:
+        _write_counts(Path(request.folder.run_dir), (50_000, 2_000, 3_000), (*counts, 3_700))
+        return ExitCode.OK
+
+    followed: list[str] = []
+
+    def bisect(question: BisectRequest, request: RunRequest, presenter: object) -> ExitCode:
+        # An option of rounds is none of an exact search.
+        assert request.execution.disturbed != "count"
+        followed.append(question.metric)
+        return ExitCode.OK
+
+    monkeypatch.setattr("iree_gauntlet.experiments.qualify.matrix", count)
+    monkeypatch.setattr("iree_gauntlet.experiments.qualify.check_compatibility", lambda *_: ExitCode.OK)
+    monkeypatch.setattr("iree_gauntlet.experiments.qualify.bisect", bisect)
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new")
+    done = project.gauntlet("qualify", old, new, "--no-times", "--instructions", "--disturbed", "count", *words)
+    document = _read(project)
+    assert (done.code, [loss["text"] for loss in document["losses"]]) == (int(bool(text)), [text] * bool(text))
+    assert (document["gains"], document["changes"], document["undecided"]) == ([], [], [])
+    # The sum of all dispatches, by which a bisection searches, has to be larger too.
+    assert followed == ["instructions"] * (sum(counts) > 52_000 and bool(text))
+
+
+def test_a_call_whose_dispatches_are_not_known_is_judged_as_a_whole(tmp_path: Path) -> None:
+    folder = write_qualification(tmp_path / "q")
+    texts = []
+    for new in (1_009_000, 1_020_000):
+        _write_counts(folder / "matrix", (1_000_000, 0, 0), (new, 0, 0), is_known=False)
+        texts.append([loss.text for loss in read_qualify_outcome(folder).losses])
+    assert texts == [[], ["1,000,000 → 1,020,000 (+2.0000 %)"]]
+
+
+def _write_counts(folder: Path, *sides: tuple[int, int, int], is_known: bool = True) -> None:
+    """Write a matrix of two builds with the counts of one model: of its two dispatches, and outside of them."""
+    runs: dict[str, JournalBuilder | str | None] = {}
+    for label, (first, second, outside) in zip(("build:old", "build:new"), sides, strict=True):
+        dispatches = (("f$async_dispatch_0", first, ""), ("f$async_dispatch_1", second, ""))
+        counts = Counts(first + second + outside, 1, dispatches)
+        file = folder / f"{label}.json"
+        folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(counts.as_dict()))
         builder = JournalBuilder(run=label)
-        step = builder.step("m", "counted", "count", outputs=[("counts", str(file))])
+        step = builder.step("toy", "abs", "count", outputs=[("counts", str(file))])
         builder.begin(toolchain={"compiler": label, "identity": label})
-        statistics = {
-            "instructions": counts.instructions,
-            "instructions_outside": counts.outside,
-            "counter": "valgrind",
-        }
+        statistics: dict[str, Any] = {"instructions": counts.instructions, "counter": "valgrind"}
+        statistics |= {"instructions_outside": outside} if is_known else {}
         builder.result(step, statistics=statistics)
         builder.end()
         runs[label] = builder
-    write_record(folder / "matrix", dict(runs))
-    write_reports(folder)
-    (loss,) = json.loads((folder / "qualify.json").read_text())["losses"]
-    change = "1,500 → 1,520 (+1.3333 %)"
-    assert loss["text"] == f"{change}; most in f$async_dispatch_1: 1,000 → 1,020"
+    write_record(folder, runs)
 
 
 def test_the_dispatch_that_is_slower_is_named(tmp_path: Path) -> None:
@@ -403,7 +483,43 @@ def test_a_slower_compile_is_a_loss_if_it_is_slower_again(tmp_path: Path, is_con
     undecided = [finding.text for finding in outcome.undecided]
     text = "4.00 s → 6.00 s (×1.50)"
     assert losses == [text] * is_confirmed
-    assert undecided == [f"{text}; measured again: the ends do not clearly differ"] * (not is_confirmed)
+    assert undecided == [f"{text}; not confirmed: the ends do not clearly differ"] * (not is_confirmed)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "differs", "answer"),
+    [
+        (1.06, True, ""),
+        (1.01, False, "not confirmed: the ends do not clearly differ"),
+        (0.95, True, "not confirmed: the second measurement is faster"),
+        # It could not be measured again, so the first measurement stands.
+        (None, False, ""),
+    ],
+)
+def test_a_slower_model_that_is_not_slower_again_is_no_loss(
+    tmp_path: Path, ratio: float | None, differs: bool, answer: str
+) -> None:
+    folder = write_qualification(tmp_path / "q")
+    write_slower_comparison(folder / "times")
+    _add_events(folder, [{"event": "result", "step": "times", "exit_code": 1}])
+    ends = zip(_RELEASES, (1.0, ratio), strict=True)
+    events = [{"event": "result", "step": end, "bad": end == "3.13.0", "value": value} for end, value in ends]
+    events += [{"event": "search", "last_old": "3.12.0", "first_new": "3.13.0"}] * differs
+    _add_bisection(folder, "time", "ocr/cls@cpu", events, "" if differs else "the ends do not clearly differ")
+    outcome = read_qualify_outcome(folder)
+    losses = {loss.chain: loss.kind for loss in outcome.losses}
+    undecided = {(finding.chain, finding.kind): finding.text for finding in outcome.undecided}
+    if answer:
+        assert undecided == {("ocr/cls@cpu", "time"): f"×1.09; {answer}"}
+        assert "time of 1 model (undecided)" in outcome.answer
+    else:
+        assert undecided == {}
+    assert losses == {
+        "m/broken@cpu": "newly failing",
+        "ocr/classifier@cpu": "slower",
+        **({} if answer else {"ocr/cls@cpu": "slower"}),
+        "m/larger@cpu": "size",
+    }
 
 
 @pytest.mark.parametrize("value", [1.0, 0.0])
@@ -428,7 +544,7 @@ def test_a_failure_that_does_not_come_again_is_undecided(tmp_path: Path, value: 
         assert "first bad: 3.13.0; last good: 3.12.0" in page
         assert "first bad: b" not in page
     else:
-        assert "compile: error: failed; it did not repeat: both pass" in page
+        assert "compile: error: failed; not confirmed: both pass" in page
         assert "newly failing of 1 model (undecided)" in page
         assert "`bisection of m/broken@cpu by runs` | both pass |" in page
 
