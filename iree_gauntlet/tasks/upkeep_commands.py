@@ -64,9 +64,15 @@ if TYPE_CHECKING:
 
 
 _NETWORK_OPTIONS = list_options(NetworkRequest)
+_HISTORY_PART = part_of(SeriesRequest, "cache_dir", "store", "marks")
 _RECORD_PART = run_part((*SELECTION, *CACHE, *_NETWORK_OPTIONS), Defaults())
 # The options for repeating a run; they include the checks' time limits, which can be why a check failed.
 _RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECK_STAGES.values()))
+
+
+def _concerns_history(request: GoldenUpdateRequest, series: SeriesRequest) -> bool:
+    """Return True if golden times are to come from a history, or an option that is only for this is given."""
+    return bool(request.from_history or request.rule or request.summary or series.store or series.marks)
 
 
 def _make_words_option(name: str, text: str) -> Option:
@@ -131,24 +137,28 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     return measure_sensitivity(request, write=write)
 
 
-@gauntlet_task("golden.set", SelectionRequest, GoldenSetRequest)
-def golden_set_task(selection: SelectionRequest, request: GoldenSetRequest) -> ExitCode:
+@gauntlet_task("golden.set", SelectionRequest, GoldenSetRequest, _HISTORY_PART)
+def golden_set_task(selection: SelectionRequest, request: GoldenSetRequest, series: SeriesRequest) -> ExitCode:
     """Write goldens where specs have none, from what runs measured; without --write, only show them, as a diff.
 
     Counts, sizes, memory and instructions are for the compiler's release, and times for the SKU of the run. Figures of
-    failed, unfinished or disturbed measurements do not count, and are reported.
+    failed, unfinished or disturbed measurements do not count, and are reported. With --from-history, golden times of
+    each SKU come from a history, with what they would have called red there.
 
     Examples: golden.set
               golden.set --run 20261121-051800-custom --sku my-desk --time-tolerance 1.1 --write
+              golden.set --from-history --rule '1 in 100' --summary goldens.md
     """
+    if _concerns_history(request, series):
+        from iree_gauntlet.upkeep.history_goldens import set_from_history  # noqa: PLC0415
+
+        return set_from_history(selection, request, series)
     from iree_gauntlet.upkeep.spec_goldens import set_first  # noqa: PLC0415
 
     return set_first(selection, request)
 
 
-@gauntlet_task(
-    "golden.update", SelectionRequest, GoldenUpdateRequest, part_of(SeriesRequest, "cache_dir", "store", "marks")
-)
+@gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest, _HISTORY_PART)
 def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest, series: SeriesRequest) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs measured, as a diff of the specs.
 
@@ -159,7 +169,7 @@ def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest
               golden.update --model dtln --write
               golden.update --from-history --rule '1 in 100' --summary goldens.md
     """
-    if request.from_history or request.rule or request.summary or series.store or series.marks:
+    if _concerns_history(request, series):
         from iree_gauntlet.upkeep.history_goldens import update_from_history  # noqa: PLC0415
 
         return update_from_history(selection, request, series)

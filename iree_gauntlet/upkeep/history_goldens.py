@@ -1,4 +1,4 @@
-"""`golden.update --from-history`: golden times from a history, and what they would have called red there.
+"""`golden.set` and `golden.update --from-history`: golden times from a history, and what they would call red there.
 
 A golden comes from the newest segment of its series: the runs since the last change that `history.check` reports. It is
 refused if the segment is too short, or if it is not level.
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Heading, Items, Table
 from iree_gauntlet.engine.workspace import refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.figures import Figure, GoldenRule
 from iree_gauntlet.formatting import pluralize
-from iree_gauntlet.measuring.goldens.golden_evidence import Proposal
+from iree_gauntlet.measuring.goldens.golden_evidence import UNSET, Proposal
 from iree_gauntlet.measuring.goldens.golden_rules import find_outliers, parse_rule
 from iree_gauntlet.measuring.statistics.change_points import compute_trend_p, find_change_points
 from iree_gauntlet.records.history_record import FindingKind
@@ -33,16 +34,24 @@ from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.upkeep.history_keep import judge_history, warn_of_unread
-from iree_gauntlet.upkeep.spec_goldens import collect_goldens, emit_proposals
+from iree_gauntlet.upkeep.spec_goldens import (
+    collect_goldens,
+    emit_first,
+    emit_proposals,
+    list_missing_goldens,
+    require_time_tolerance,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cases import Golden
+    from iree_gauntlet.cases import Case, Golden
+    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.measuring.goldens.golden_rules import LimitRule
     from iree_gauntlet.records.history_record import Finding, HistoryOutcome, Point, Series
     from iree_gauntlet.requests import SelectionRequest
-    from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest, SeriesRequest
+    from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest, GoldenUpdateRequest, SeriesRequest
 
 
 # The largest p-value of a trend without a step; that of steps is the same.
@@ -78,30 +87,114 @@ def update_from_history(
     selection_request: SelectionRequest, options: GoldenUpdateRequest, series_request: SeriesRequest
 ) -> ExitCode:
     """Print, and with `write` apply, the golden times that follow from a history by the requested rule."""
+    rule, selection = _read_request(selection_request, options)
+    goldens = _collect_times(selection, selection_request, options)
+    if not goldens:
+        raise NothingSelectedError(
+            "no golden time is selected",
+            "--from-history updates golden times that specs have: golden.show lists them, and golden.set adds others.",
+        )
+    outcome = judge_history(series_request)
+    outlooks = _judge_all(goldens, outcome, rule)
+    emit_proposals([(outlook.golden, outlook.outcome) for outlook in outlooks], options)
+    return _end(outlooks, outcome, selection, options)
+
+
+def set_from_history(
+    selection_request: SelectionRequest, options: GoldenSetRequest, series_request: SeriesRequest
+) -> ExitCode:
+    """Print, and with `write` add, the golden times that specs lack, as they follow from a history by a rule."""
+    require_time_tolerance(options)
+    rule, selection = _read_request(selection_request, options)
+    outcome = judge_history(series_request)
+    specs = {spec.name: spec for spec in selection.specs if isinstance(spec.document, Benchmark)}
+    cases = [
+        case
+        for case in selection.cases.cases
+        if case.origin.file in specs and fnmatch.fnmatch(case.chain, options.match or "*")
+    ]
+    if not cases:
+        raise NothingSelectedError(
+            "no benchmark spec is selected", "golden.set --from-history sets golden times of benchmark specs."
+        )
+    goldens = _collect_times(selection, selection_request, options) if options.update else {}
+    obstacles = []
+    for case in cases:
+        series_goldens = list(_list_missing_times(case, specs[case.origin.file], outcome, selection_request.sku))
+        for golden in filter(None, series_goldens):
+            factor = options.time_tolerance or golden.factor
+            goldens.setdefault(str(golden.origin), (case.chain, replace(golden, factor=factor)))
+        if not series_goldens:
+            machine = f"the SKU {selection_request.sku}" if selection_request.sku else "a SKU"
+            obstacles.append(("not set", f"the history has no time of it with {machine}", case.origin.file))
+    outlooks = _judge_all(goldens, outcome, rule)
+    proposals = []
+    for outlook in outlooks:
+        if isinstance(outlook.outcome, Proposal):
+            proposals.append(outlook.outcome)
+        else:
+            verb = "not set" if outlook.golden.value == UNSET else "stays"
+            obstacles.append((verb, outlook.outcome, str(outlook.golden.origin)))
+    emit_first(proposals, obstacles, options)
+    return _end(outlooks, outcome, selection, options)
+
+
+def _read_request(selection_request: SelectionRequest, options: GoldenUpdateRequest) -> tuple[LimitRule, Selection]:
     refuse_untrusted(selection_request)
     if not options.from_history:
         raise UsageError("--rule, --summary, --store and --marks are for --from-history", "Add --from-history.")
     if options.run or options.last != 1 or options.size_headroom or options.to_release:
         raise UsageError(
             "--from-history cannot be combined with --run, --last, --size-headroom and --to-release",
-            "Counts and sizes have no noise: update them from a run, without --from-history.",
+            "Counts and sizes have no noise: take them from a run, without --from-history.",
         )
     rule = parse_rule(options.rule)
     selection = select(selection_request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
+    return rule, selection
+
+
+def _collect_times(
+    selection: Selection, selection_request: SelectionRequest, options: GoldenUpdateRequest
+) -> dict[str, tuple[str, Golden]]:
+    """Collect the golden times of the selection that match, with their chains, by place."""
     goldens: dict[str, tuple[str, Golden]] = {}
     for chain, golden in collect_goldens(selection, selection_request):
         if golden.field.rule is GoldenRule.TIMED and fnmatch.fnmatch(chain, options.match or "*"):
             goldens.setdefault(str(golden.origin), (chain, golden))
-    if not goldens:
-        raise NothingSelectedError(
-            "no golden time is selected", "--from-history updates golden times that specs have: golden.show lists them."
-        )
-    outcome = judge_history(series_request)
+    return goldens
+
+
+def _list_missing_times(case: Case, spec: Spec, outcome: HistoryOutcome, sku: str) -> Iterator[Golden | None]:
+    """Yield, for each SKU and variant of a case in the history, the missing golden time; None if there is one.
+
+    An empty `sku` stands for all SKUs.
+    """
+    places: dict[tuple[str, str], None] = {}
+    for series in outcome.series:
+        key = series.key
+        is_time = key.history_view is Figure.TIME.row.history and key.sku and sku in ("", key.sku)
+        plus_variant = key.case.removeprefix(case.chain)
+        if is_time and key.case.startswith(case.chain) and plus_variant[:1] in ("", "+"):
+            places[plus_variant.removeprefix("+"), key.sku] = None
+    for variant, series_sku in places:
+        target = replace(case.target, sku=series_sku)
+        missing_goldens = list_missing_goldens(spec, Figure.TIME.golden.stage, target, variant, "")
+        yield next((golden for golden in missing_goldens if golden.metric is Figure.TIME), None)
+
+
+def _judge_all(
+    goldens: Mapping[str, tuple[str, Golden]], outcome: HistoryOutcome, rule: LimitRule
+) -> list[GoldenOutlook]:
     least_time = read_configuration(find_project_folder(), os.environ).history.least_time
-    outlooks = [_judge_golden(*goldens[place], outcome, rule, least_time) for place in sorted(goldens)]
-    emit_proposals([(outlook.golden, outlook.outcome) for outlook in outlooks], options)
+    return [_judge_golden(*goldens[place], outcome, rule, least_time) for place in sorted(goldens)]
+
+
+def _end(
+    outlooks: Sequence[GoldenOutlook], outcome: HistoryOutcome, selection: Selection, options: GoldenUpdateRequest
+) -> ExitCode:
+    """Print the table of the outlooks, and write the summary; return the exit code."""
     document = _make_document(outlooks, outcome.location)
     print_document(replace(document, title=""), sys.stderr, environ=os.environ)
     if options.summary:
@@ -223,17 +316,18 @@ def _make_document(outlooks: Sequence[GoldenOutlook], location: str) -> Document
 
 def _make_rows(outlook: GoldenOutlook) -> Iterator[tuple[Cell, ...]]:
     """Make a row for the newest segment, and one for all runs of the series."""
-    old, outcome = outlook.golden, outlook.outcome
-    new = replace(old, value=outcome.value) if isinstance(outcome, Proposal) else None
+    golden, outcome = outlook.golden, outlook.outcome
+    new = replace(golden, value=outcome.value) if isinstance(outcome, Proposal) else None
+    old = None if golden.value == UNSET else golden
     parts = (("newest segment", outlook.segment), ("all", outlook.times if outlook.times != outlook.segment else ()))
     for label, times in parts:
         if times:
             ordered_times = sorted(times)
             yield (
-                *(str(old.origin), label, len(times), statistics.fmean(times), statistics.median(times)),
+                *(str(golden.origin), label, len(times), statistics.fmean(times), statistics.median(times)),
                 *(ordered_times[math.ceil(0.95 * len(times)) - 1], ordered_times[-1]),
-                *(old.limit, new.limit if new else None),
-                *(_format_red_share(old, times), _format_red_share(new, times) if new else None),
+                *(item.limit if item else None for item in (old, new)),
+                *(_format_red_share(item, times) if item else None for item in (old, new)),
             )
 
 

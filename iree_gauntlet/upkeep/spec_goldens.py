@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence
+    from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
     from iree_gauntlet.targets import Target
     from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest, GoldenShowRequest, GoldenUpdateRequest
@@ -254,9 +255,9 @@ def _make_row(status: GoldenStatus) -> tuple[Cell, ...]:
 
 def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
     """Print, and with `write` add, the goldens that specs lack, as runs have measured their figures."""
+    require_time_tolerance(options)
     if options.to_release and not options.update:
         raise UsageError("--to-release moves goldens that are there", "Give --update too.")
-    _require_factor("--time-tolerance", options.time_tolerance, "1.1 allows a tenth more")
     records = [record for record in _read_runs(request, options) if record.runs]
     selection = select(request, Defaults(targets=FAMILIES))
     evidence, obstacles = _collect_first_evidence(selection, records, request)
@@ -289,8 +290,7 @@ def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
     problems = sorted({item for item in (*cases.problems, *cases.unselected_problems) if item.file in files})
     for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")
-    _print_first(proposals, obstacles)
-    emit_changes(_change_files(proposals, options.time_tolerance), options.output, write=options.write)
+    emit_first(proposals, obstacles, options)
     return ExitCode.USAGE if problems else ExitCode.OK
 
 
@@ -306,7 +306,8 @@ def _collect_first_evidence(
         if target and file in specs and (file, target.family) in selected and _is_requested(step, selection, request):
             variant = name_variants(record.run.variants) if step.origin.variant else ""
             release = parse_release(records[-1].run.toolchain.compiler) or _UNKNOWN
-            yield from _list_missing_goldens(specs[file], step, target, variant, release)
+            target = replace(target, sku=step.sku)
+            yield from list_missing_goldens(specs[file], step.stage, target, variant, release)
 
     evidence = collect_first_evidence(records, list_goldens)
     missing_specs = _explain_missing_specs(selection, records, request)
@@ -314,8 +315,13 @@ def _collect_first_evidence(
     return evidence, [("not set", reason, place) for place, reason in pairs]
 
 
-def _print_first(proposals: Sequence[Proposal], obstacles: Iterable[tuple[str, str, str]]) -> None:
-    """Print a line for each reason why goldens are not written, and a table of the other ones."""
+def emit_first(
+    proposals: Sequence[Proposal], obstacles: Iterable[tuple[str, str, str]], options: GoldenSetRequest
+) -> None:
+    """Print a line for each reason why goldens are not written and a table of the other ones; emit the changes.
+
+    An obstacle is a verb (`not set`), a reason and a place.
+    """
     places: dict[tuple[str, str], dict[str, None]] = {}
     for verb, reason, place in obstacles:
         places.setdefault((verb, reason), {})[place] = None
@@ -333,16 +339,17 @@ def _print_first(proposals: Sequence[Proposal], obstacles: Iterable[tuple[str, s
             for proposal, golden in ((proposal, proposal.golden) for proposal in proposals)
         )
         print_document(Document("", title, (), (Table(_SET_COLUMNS, rows),)), sys.stderr, environ=os.environ)
+    emit_changes(_change_files(proposals, options.time_tolerance), options.output, write=options.write)
 
 
 def _name_runs(records: Iterable[JournalRecord]) -> str:
     return ", ".join(record.path.parent.name for record in records)
 
 
-def _list_missing_goldens(spec: Spec, step: Step, target: Target, variant: str, release: str) -> Iterator[Golden]:
-    """Yield a golden without a value for each figure of a step that has none in the spec.
+def list_missing_goldens(spec: Spec, stage: Stage, target: Target, variant: str, release: str) -> Iterator[Golden]:
+    """Yield a golden without a value for each figure of a stage that has none in the spec.
 
-    The golden of a time belongs to the step's SKU, the other ones to the target's chip or family.
+    The golden of a time belongs to the target's SKU, the other ones to its chip or family.
     """
     document = spec.document
     if not isinstance(document, Benchmark):
@@ -351,7 +358,7 @@ def _list_missing_goldens(spec: Spec, step: Step, target: Target, variant: str, 
     table: Goldens = document.variants.get(name, _NO_VARIANT) if variant else document
     path = f"variants.{name}." if variant else ""
     prefix = "" if target.family in spec.families else f"{target.family}-"
-    sku = f"{prefix}{step.sku}" if step.sku else ""
+    sku = f"{prefix}{target.sku}" if target.sku else ""
     count_key = target.chip or target.family
     tables = (document, *document.variants.values())
     # Without `golden_compiler`, the goldens that are there are for every release, and so are those beside them.
@@ -361,16 +368,16 @@ def _list_missing_goldens(spec: Spec, step: Step, target: Target, variant: str, 
         is_time = figure is Figure.TIME
         time_field = "golden_time" if getattr(table, "golden_time", None) else "golden_time_ms"
         field = time_field if is_time else figure.golden.sharktank
-        if figure.golden.stage is not step.stage or not field:
+        if figure.golden.stage is not stage or not field:
             continue
         keys = {sku} if is_time else {sku, *target.golden_names}
         if keys.isdisjoint(getattr(table, field)):
             yield Golden(
                 metric=figure,
                 value=UNSET,
-                factor=1.0,
+                factor=table.golden_time_tolerance_multiplier.get(sku, 1.0) if is_time else 1.0,
                 statistic=Statistic.MEAN,
-                sku=step.sku if is_time else count_key,
+                sku=target.sku if is_time else count_key,
                 release="" if is_time else document.golden_compiler or release,
                 origin=Origin(spec.name, f"{path}{field}.{sku if is_time else count_key}"),
                 variant=variant,
@@ -441,6 +448,11 @@ def _explain_refusal(golden: Golden, sku: str) -> str:
         return ""
     measured = f"it was measured with --sku {golden.sku}" if golden.sku else "it was measured without a SKU"
     return f"{measured}, and a golden time needs one: `gauntlet run --sku {sku or 'NAME'}`"
+
+
+def require_time_tolerance(options: GoldenSetRequest) -> None:
+    """Raise UsageError for a tolerance of new golden times that is no factor."""
+    _require_factor("--time-tolerance", options.time_tolerance, "1.1 allows a tenth more")
 
 
 def _require_factor(option: str, factor: float, example: str) -> None:
@@ -567,7 +579,10 @@ def _change_file(file: str, proposals: Sequence[Proposal], time_tolerance: float
             new_text = with_added_value(new_text, keys, proposal.value)
             if time_tolerance and golden.field.rule is GoldenRule.TIMED:
                 keys = (*keys[:-2], "golden_time_tolerance_multiplier", keys[-1])
-                new_text = with_added_value(new_text, keys, time_tolerance)
+                try:
+                    new_text = with_value(new_text, keys, time_tolerance)
+                except KeyError:
+                    new_text = with_added_value(new_text, keys, time_tolerance)
             continue
         try:
             value_path = find_path(document, field)

@@ -1,4 +1,4 @@
-"""`golden.update --from-history`: golden times from the newest segment of a series, and what they call red."""
+"""`golden.update` and `golden.set --from-history`: golden times from the newest segment of a series."""
 
 from __future__ import annotations
 
@@ -170,3 +170,83 @@ def test_less_than_the_least_change_is_no_matter_of_the_mean() -> None:
 def test_busy_runs_do_not_count() -> None:
     outcome = _propose(_level(12), busy=range(8))
     assert outcome == "4 runs (and 8 on a busy machine), and the rule of the mean needs 5"
+
+
+def _set(project: Project, *words: str, code: int = 0) -> str:
+    done = project.gauntlet("golden.set", *words)
+    assert done.code == code, done.text
+    return done.err
+
+
+def test_a_spec_gets_its_first_golden_time_from_the_newest_segment(project: Project) -> None:
+    _keep(project, [*(1.2 * time for time in _level(20)), *_level(20, seed=2)])
+    project.benchmark(golden_dispatch={"cpu": 1})
+    words = ("--from-history", "--time-tolerance", "1.1")
+    done = _set(project, *words, "--summary", "goldens.md")
+    assert _PLACE.replace(": ", "  ") in done
+    assert "nothing was written" in done
+    _set(project, *words, "--write")
+    spec = json.loads((project.benchmarks / "abs_cpu.json").read_text())
+    assert spec["golden_time_ms"] == {"desk": pytest.approx(10, rel=0.01)}
+    assert spec["golden_time_tolerance_multiplier"] == {"desk": 1.1}
+    assert spec["golden_dispatch"] == {"cpu": 1}, "counts come from runs"
+    summary = (project.folder / "goldens.md").read_text()
+    rows = [line for line in summary.splitlines() if line.startswith("|") and "golden_time_ms" in line]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    # There is no old limit; runs before the step would have been red.
+    assert [(row[1], row[7], row[9], row[10]) for row in cells] == [
+        ("newest segment", "–", "–", "0 (0.0 %)"),
+        ("all", "–", "–", "20 (50.0 %)"),
+    ]
+    assert "nothing to change" in _set(project, *words), "a golden that is there stays"
+
+
+def test_a_rule_gives_the_limit_of_a_first_golden(project: Project) -> None:
+    _keep(project, _level(120))
+    project.benchmark(golden_time_tolerance_multiplier={"desk": 1.5})
+    _set(project, "--from-history", "--rule", "1 in 100", "--write")
+    # The limit is the same, whatever the multiplier: the spec's, or one that replaces it.
+    assert 10.1 < _read_golden(project) * 1.5 < 10.2
+    project.benchmark(golden_time_tolerance_multiplier={"desk": 1.5})
+    _set(project, "--from-history", "--rule", "mean*1.2", "--time-tolerance", "1.1", "--write")
+    assert _read_golden(project) * 1.1 == pytest.approx(12, rel=0.01)
+    assert (project.benchmarks / "abs_cpu.json").read_text().count('"golden_time_tolerance_multiplier"') == 1
+    assert '"desk": 1.5' not in (project.benchmarks / "abs_cpu.json").read_text()
+
+
+def test_what_gets_no_first_golden_is_told(project: Project) -> None:
+    _keep(project, [*_level(30), *(1.2 * time for time in _level(4, seed=3))])
+    project.benchmark()
+    assert "not set  specs/benchmarks/toy/abs_cpu.json: golden_time_ms.desk: 4 runs since its last step (+" in _set(
+        project, "--from-history"
+    )
+    assert "no series matches lab" in _set(project, "--from-history", "--sku", "lab", code=5)
+    assert "are for --from-history" in _set(project, "--rule", "p99", code=2)
+    assert "cannot be combined" in _set(project, "--from-history", "--size-headroom", "1.25", code=2)
+    assert "--time-tolerance 0.5" in _set(project, "--from-history", "--time-tolerance", "0.5", code=2)
+    assert "no benchmark spec is selected" in _set(project, "--from-history", "--match", "other/*", code=5)
+
+
+def test_update_also_moves_a_golden_that_is_there(project: Project) -> None:
+    _keep(project, _level(20))
+    project.benchmark(golden_time_ms={"desk": 12.0})
+    assert "nothing to change" in _set(project, "--from-history")
+    _set(project, "--from-history", "--update", "--write")
+    assert _read_golden(project) == pytest.approx(10, rel=0.01)
+
+
+def test_variants_get_first_goldens_of_their_own(project: Project) -> None:
+    _keep(project, _level(20))
+    run = run_of(21)
+    case = replace(run.cases[0], target="cpu+O3", sku="desk")
+    runs = [
+        replace(run, run=f"run{number}", time=f"2026-05-{number:02}T10:00:00+00:00", cases=(case,))
+        for number in range(1, 7)
+    ]
+    store = open_history(str(project.folder / "history"), Configuration(), project.folder)
+    store.add(dict(map(make_history_file, runs)))
+    project.benchmark()
+    _set(project, "--from-history", "--write")
+    spec = json.loads((project.benchmarks / "abs_cpu.json").read_text())
+    assert set(spec["golden_time_ms"]) == {"desk"}
+    assert spec["variants"] == {"O3": {"golden_time_ms": {"desk": 10.0}}}
