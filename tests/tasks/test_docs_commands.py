@@ -121,6 +121,11 @@ def test_a_sample_is_like_the_output_but_for_figures() -> None:
     assert find_differences(sample, "") == [line for line in sample if line != "…"]
 
 
+def test_commands_with_a_prompt_stand_in_blocks_that_are_read() -> None:
+    unread = [page for page in PAGES if re.search(r"^```(?!console$).*\n\$ ", (ROOT / page).read_text(), re.MULTILINE)]
+    assert unread == []
+
+
 def test_a_sample_says_the_exit_code() -> None:
     assert find_exit_code(("1 loss in 4 models", "exit code 1: something got worse")) == 1
     assert find_exit_code(("error: variant x: iree-compile does not know --iree-opt-levl=O3", "…")) == 2
@@ -133,7 +138,7 @@ def test_samples_that_need_models_are_compared_too_if_wanted() -> None:
         for command in COMMANDS
         if find_skip_reason(command) and not find_skip_reason(command, with_samples=True)
     }
-    assert {"bisect.md", "compare.md", "compat.md", "flags.md", "qualify.md"} <= pages
+    assert {"bisect.md", "codegen.md", "compare.md", "compat.md", "flags.md", "qualify.md"} <= pages
     (hours,) = [command for command in COMMANDS if command.text.startswith("gauntlet matrix --iree 3.5.0 --iree 3.6.0")]
     assert find_skip_reason(hours, with_samples=True)
 
