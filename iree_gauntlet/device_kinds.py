@@ -34,6 +34,29 @@ class Driver:
     visibility: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor of another architecture, and how this machine runs programs for it.
+
+    Attributes:
+        flags: the compile flags that name it.
+        runtime: the source of its runtime: `wheel:` and the platform of IREE's wheel, or a folder with IREE's tools;
+            empty if there is none.
+        runner: the words before the command line of a tool; `{vq}`, `{bytes}` and `{bits}` stand for the length of its
+            vectors (`vq`: in units of 128 bits).
+        packages: the packages of Debian and Ubuntu that have the runner and what it needs.
+        has_times: True if the runner runs programs on such a processor, so that their times mean something.
+        is_ready_made: True if it is this toolkit's; if this machine is such a processor, it needs no runner.
+    """
+
+    flags: tuple[str, ...]
+    runtime: str = ""
+    runner: tuple[str, ...] = ()
+    packages: str = ""
+    has_times: bool = False
+    is_ready_made: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceKind:
     """A kind of device. A plugin's driver or backend has no row: only its name is known.
@@ -52,7 +75,7 @@ class DeviceKind:
         chips: a regular expression for the names of its chips; empty if chips have no names.
         chip_prefix: prefix of chips that people name without the family.
         chip_flags: the compile flags that take a chip: the current one, then older ones.
-        architectures: the compile flags of chips that need several flags, by the chip's name.
+        architectures: processors of other architectures, by the chip's name.
         needs_chip: True if the compiler must be told the chip.
         unknown_chip: a regular expression for the compiler's error about an unknown chip.
         chip_hint: an addition to the advice to compile for another chip.
@@ -74,7 +97,7 @@ class DeviceKind:
     chips: str = ""
     chip_prefix: str = ""
     chip_flags: tuple[str, ...] = ()
-    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    architectures: Mapping[str, Processor] = field(default_factory=dict)
     needs_chip: bool = False
     unknown_chip: str = ""
     chip_hint: str = ""
@@ -96,13 +119,28 @@ _AMD_TOOLS = ("amd-smi", "rocm-smi")
 
 # Other processors than this machine's, as generic as a Linux distribution's. RISC-V needs its features and ABI said:
 # without them, the compiler makes code for a core without multiplication or floating point.
+_ARM_FLAGS = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
+_ARM_RUNNER = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu")
+_ARM_WHEEL = "wheel:manylinux_2_28_aarch64"
+_ARM_PACKAGES = "qemu-user libc6-arm64-cross libstdc++6-arm64-cross"
 _ARCHITECTURES = {
-    "aarch64": ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic"),
-    "riscv64": (
-        "--iree-llvmcpu-target-triple=riscv64-linux-gnu",
-        "--iree-llvmcpu-target-cpu=generic-rv64",
-        "--iree-llvmcpu-target-cpu-features=+m,+a,+f,+d,+c,+v",
-        "--iree-llvmcpu-target-abi=lp64d",
+    "aarch64": Processor(_ARM_FLAGS, _ARM_WHEEL, (*_ARM_RUNNER, "max"), _ARM_PACKAGES),
+    "aarch64-sve": Processor(
+        (*_ARM_FLAGS, "--iree-llvmcpu-target-cpu-features=+sve", "--iree-llvmcpu-enable-scalable-vectorization=true"),
+        _ARM_WHEEL,
+        (*_ARM_RUNNER, "max,sve-max-vq={vq},sve-default-vector-length={bytes}"),
+        _ARM_PACKAGES,
+    ),
+    # There is no wheel of IREE's runtime for it.
+    "riscv64": Processor(
+        (
+            "--iree-llvmcpu-target-triple=riscv64-linux-gnu",
+            "--iree-llvmcpu-target-cpu=generic-rv64",
+            "--iree-llvmcpu-target-cpu-features=+m,+a,+f,+d,+c,+v",
+            "--iree-llvmcpu-target-abi=lp64d",
+        ),
+        runner=("qemu-riscv64", "-L", "/usr/riscv64-linux-gnu", "-cpu", "rv64,v=true,vlen={bits}"),
+        packages="qemu-user libc6-riscv64-cross libstdc++6-riscv64-cross",
     ),
 }
 # The first driver uses a thread for each core; the second does all work in the calling thread.
@@ -118,7 +156,7 @@ CPU = DeviceKind(
     target_flags=("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
     host_flags=("--iree-llvmcpu-target-cpu=host",),
     code_generator="llvmcpu",
-    chips="|".join(_ARCHITECTURES),
+    chips=rf"({'|'.join(name for name in _ARCHITECTURES if '-' not in name)})(-[a-z0-9._]+)*",
     architectures=_ARCHITECTURES,
     is_cpu=True,
     torch_device="cpu",

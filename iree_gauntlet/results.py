@@ -318,6 +318,7 @@ class StepStatistics(Recorded):
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: statistics of a benchmark that repeatedly
             pushes inputs from the host.
         code: the code of the module's dispatches; empty if it was not read.
+        outputs_sha256: a hash of all outputs, of targets that run with several lengths of vectors; empty for others.
     """
 
     counter: str = ""
@@ -330,6 +331,7 @@ class StepStatistics(Recorded):
     tokens_per_sec: float | None = None
     latency_ms: Percentiles | None = None
     code: tuple[DispatchCode, ...] = ()
+    outputs_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)

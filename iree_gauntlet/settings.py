@@ -16,6 +16,7 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.device_kinds import Processor
     from iree_gauntlet.variants import FlagVariant
 
 
@@ -70,6 +71,7 @@ class Configuration:
         packages_api: GitHub API of the repository whose CI builds packages for each commit of IREE.
         build_options: CMake options of source builds of IREE.
         variants: the project's variants of flags; a user's own come first.
+        targets: the definitions of processors of other architectures, by name.
         environ: the environment for `$NAME` and credentials.
     """
 
@@ -85,6 +87,7 @@ class Configuration:
     packages_api: str = "https://api.github.com/repos/iree-org/iree"
     build_options: tuple[str, ...] = ()
     variants: tuple[FlagVariant, ...] = ()
+    targets: Mapping[str, Processor] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def find_store_options(self, url: str) -> Mapping[str, str]:

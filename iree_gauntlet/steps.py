@@ -30,11 +30,21 @@ def make_step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Command(Recorded):
-    """A process to start: argument vector, working directory and environment variables to set."""
+    """A process to start: argument vector, working directory and environment variables to set.
+
+    Attributes:
+        runner: the words before the argument vector that run a tool for another processor; none for this machine's.
+    """
 
     argv: tuple[str, ...]
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
+    runner: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The whole argument vector, with the runner."""
+        return (*self.runner, *self.argv)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -45,7 +55,7 @@ class Command(Recorded):
     def command_line(self) -> str:
         """The command line in a POSIX shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
-        words = " ".join([*assignments, shlex.join(self.argv)])
+        words = " ".join([*assignments, shlex.join(self.words)])
         return f"cd {shlex.quote(self.cwd)} && {words}" if self.cwd else words
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.device_kinds import DEVICE_KINDS, ROCM, DeviceKind
@@ -11,9 +11,16 @@ from iree_gauntlet.device_kinds import DEVICE_KINDS, ROCM, DeviceKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from iree_gauntlet.device_kinds import Processor
+
 _KINDS = {kind.family: kind for kind in DEVICE_KINDS if kind.backend}
 FAMILIES = tuple(_KINDS)
 ARCHITECTURES = tuple(chip for kind in _KINDS.values() for chip in kind.architectures)
+# Other names of architectures, at the beginning of a target's name.
+_ARM64 = re.compile(r"^(cpu-)?arm64(?=[-@]|$)")
+# The number of bits in a vector, at the end of a target's name: `arm64-sve@512`, in ids `aarch64-sve-512`.
+_VECTOR_BITS = re.compile(r"[-@](128|256|512|1024|2048)$")
+_DEFAULT_VECTOR_BITS = 128
 _KINDS_BY_NAME = {name: kind for kind in _KINDS.values() for name in kind.names}
 _CODE_GENERATORS = "|".join(sorted({kind.code_generator for kind in DEVICE_KINDS if kind.code_generator}))
 # Flags that name a target or configure the code generator of one.
@@ -31,12 +38,14 @@ class Target:
         chip: a chip such as `gfx942`; empty for none.
         sku: the machine of goldens, such as `mi300`; empty for none.
         config_name: a config of an operator suite, with its flags; empty for others.
+        definition: the settings' definition of a processor of another architecture; None for a ready-made one.
     """
 
     family: str
     chip: str = ""
     sku: str = ""
     config_name: str = ""
+    definition: Processor | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> DeviceKind:
@@ -51,18 +60,53 @@ class Target:
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
     @property
+    def architecture(self) -> str:
+        """The architecture of the processor, such as `aarch64`; empty for this machine's, and for other devices."""
+        return self.chip.partition("-")[0] if self.kind.architectures else ""
+
+    @property
+    def processor_name(self) -> str:
+        """The chip without the length of its vectors, which changes neither its flags nor its goldens."""
+        return _VECTOR_BITS.sub("", self.chip) if self.architecture else self.chip
+
+    @property
+    def vector_bits(self) -> int:
+        """The number of bits in a vector that its name says; 0 if it says none."""
+        match = _VECTOR_BITS.search(self.chip) if self.architecture else None
+        return int(match[1]) if match else 0
+
+    @property
+    def processor(self) -> Processor | None:
+        """The processor of another architecture; None if it is this machine's, or undefined."""
+        return self.definition or self.kind.architectures.get(self.processor_name)
+
+    @property
+    def runner(self) -> tuple[str, ...]:
+        """The words before the command line of a tool that runs its modules; empty if no runner is known."""
+        bits = self.vector_bits or _DEFAULT_VECTOR_BITS
+        lengths = {"{vq}": bits // 128, "{bytes}": bits // 8, "{bits}": bits}
+        words = self.processor.runner if self.processor else ()
+        for name, length in lengths.items():
+            words = tuple(word.replace(name, str(length)) for word in words)
+        return words
+
+    @property
     def golden_names(self) -> tuple[str, ...]:
         """The keys of its goldens besides SKUs, the first before the others; another architecture has only its own."""
-        is_other = self.chip in self.kind.architectures
-        return tuple(filter(None, (self.chip, "" if is_other else self.family)))
+        return tuple(filter(None, (self.processor_name, "" if self.architecture else self.family)))
+
+    def adapt_to(self, request: Target | None) -> Target:
+        """Return a spec's own target with the SKU and the definition of the requested one, if there is one."""
+        return replace(self, sku=request.sku, definition=request.definition) if request else replace(self, sku="")
 
     def covers(self, other: Target) -> bool:
         """Return whether a selection of this target includes another: the same family, and no other chip.
 
-        Without a chip, a CPU target is this machine's CPU, which includes no other architecture.
+        Without a chip, a CPU target is this machine's CPU, which includes no other architecture. Without a length, a
+        processor includes all lengths of its vectors.
         """
         is_open = not self.kind.architectures and not (self.chip and other.chip)
-        return self.family == other.family and (is_open or self.chip == other.chip)
+        return self.family == other.family and (is_open or self.chip in (other.chip, other.processor_name))
 
     def overlaps(self, other: Target) -> bool:
         """Return whether one of two targets includes the other."""
@@ -73,18 +117,24 @@ def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     """Parse the name of a target; None if it is unknown.
 
     A name is a family (`cpu`, `rocm`), IREE's name of a backend or device (`llvm-cpu`, `hip`), a chip (`gfx942`,
-    `sm_80`, `aarch64`) or our own name (`rocm-gfx942`). `chip` is the default chip of ROCm.
+    `sm_80`, `aarch64`, `arm64-sve@512`) or our own name (`rocm-gfx942`). `chip` is the default chip of ROCm.
     """
-    name = name.strip().lower()
+    name = _VECTOR_BITS.sub(r"-\1", _ARM64.sub(r"\1aarch64", name.strip().lower()))
     kind = _KINDS_BY_NAME.get(name)
     if kind:
         return Target(kind.family, chip if kind is ROCM else "", sku)
     family, _, rest = name.partition("-")
     kind = _KINDS.get(family)
     for other in _KINDS.values():
-        if name in other.architectures or (other.chip_prefix and name.startswith(other.chip_prefix)):
+        if family in other.architectures or (other.chip_prefix and name.startswith(other.chip_prefix)):
             kind, rest = other, name
     return Target(kind.family, rest, sku) if kind and kind.chips and re.fullmatch(kind.chips, rest) else None
+
+
+def split_vector_bits(name: str) -> tuple[str, int]:
+    """Split a target's name into the name without the length of vectors, and the length in bits; 0 for none."""
+    match = _VECTOR_BITS.search(name)
+    return (name[: match.start()], int(match[1])) if match else (name, 0)
 
 
 def target_flags(target: Target) -> tuple[str, ...]:
@@ -96,14 +146,13 @@ def target_flags(target: Target) -> tuple[str, ...]:
 def compose_chip_flags(target: Target) -> tuple[str, ...]:
     """Compose the compile flags for the chip of a target; empty without a chip, or without a flag for it."""
     chip_flags = tuple(f"{flag}={target.chip}" for flag in target.kind.chip_flags[:1] if target.chip)
-    return target.kind.architectures.get(target.chip, chip_flags)
+    return target.processor.flags if target.processor else chip_flags
 
 
 def omit_processor(target: Target, flags: Iterable[str]) -> tuple[str, ...]:
     """Omit the flags that select the processor if the target is another architecture, whose flags take their place."""
     prefix = f"iree-{target.kind.code_generator}-target-"
-    is_other = target.chip in target.kind.architectures
-    return tuple(flag for flag in flags if not (is_other and flag.lstrip("-").startswith(prefix)))
+    return tuple(flag for flag in flags if not (target.architecture and flag.lstrip("-").startswith(prefix)))
 
 
 def flags_for(target: Target, flags: Iterable[str]) -> tuple[str, ...]:

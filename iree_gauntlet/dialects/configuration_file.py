@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.fields import StrictDocument, about, expect, read_table
+from iree_gauntlet.dialects.fields import Flag, StrictDocument, Text, about, expect, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error
 from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
+from iree_gauntlet.targets import ARCHITECTURES, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from iree_gauntlet.device_kinds import Processor
+    from iree_gauntlet.targets import Target
 
 
 _FILE_VARIABLE = "IREE_GAUNTLET_CONFIG"
@@ -40,6 +44,7 @@ _S3_REQUEST = ("virtual_hosted_style_request", "request_payer", "unsigned_payloa
 _GCS = ("service_account", "service_account_key", "application_credentials")
 _COMMON = ("endpoint", "skip_signature", "conditional_put", "server_side_encryption")
 _OPTIONS = frozenset((*_TOOLKIT, *_AZURE, *_AZURE_IDENTITY, *_S3, *_S3_REQUEST, *_GCS, *_COMMON))
+_RUNTIME = re.compile(r"wheel:\w+|/.+")
 _SETTINGS_KIND = "settings"
 _ENDPOINT_OPTIONS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET_OPTION = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
@@ -116,6 +121,17 @@ class _HistoryTable(StrictDocument):
     least_size: Annotated[float, Field(ge=0, lt=1)] = about(HistorySettings().least_size, "The same for sizes.")
 
 
+class _TargetTable(StrictDocument):
+    compiler_flags: list[Flag] | None = about(None, "Flags of iree-compile that select the processor.")
+    runtime: Annotated[str, expect("wheel:PLATFORM, or an absolute folder", _RUNTIME.fullmatch)] | None = about(
+        None, "IREE's tools for it: wheel:manylinux_2_28_aarch64, or a folder."
+    )
+    runner: list[Text] | None = about(
+        None, "Words before the tools' command lines; {vq}, {bytes} and {bits} are the length of a vector."
+    )
+    has_times: bool = about(False, "Whether the runner runs programs on such a processor: times count.")
+
+
 class SettingsFile(WithVariants):
     """Settings of a project, or of a user."""
 
@@ -130,6 +146,9 @@ class SettingsFile(WithVariants):
     downloads: _DownloadsTable | None = about(None, "How files are fetched.")
     toolchains: _ToolchainsTable | None = about(None, "Where IREEs come from.")
     history: _HistoryTable | None = about(None, "What every run measured.")
+    targets: dict[str, _TargetTable] = Field(
+        default_factory=dict, description="Processors of other architectures by name, such as arm64 and arm64-grace."
+    )
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
@@ -176,8 +195,28 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         variants=tuple(
             variant for table, file in zip(tables, files, strict=True) for variant in make_variants(table, file)
         ),
+        targets={
+            target.chip: _make_processor(target, table)
+            # The user's own definitions replace those of the project.
+            for name, table in (item for file in reversed(tables) for item in file.targets.items())
+            if (target := parse_target(name))
+        },
         environ=environ,
     )
+
+
+def _make_processor(target: Target, table: _TargetTable) -> Processor:
+    """Make the processor of a definition; the fields that it lacks are those of the ready-made one."""
+    ready_made = target.kind.architectures
+    processor = ready_made.get(target.chip) or ready_made[target.architecture]
+    changes = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (("flags", table.compiler_flags), ("runtime", table.runtime), ("runner", table.runner))
+        if value is not None
+    }
+    is_ready_made = table.runner is None
+    packages = processor.packages if is_ready_made else ""
+    return replace(processor, **changes, packages=packages, has_times=table.has_times, is_ready_made=is_ready_made)
 
 
 def _read_settings(path: Path) -> SettingsFile:
@@ -187,6 +226,11 @@ def _read_settings(path: Path) -> SettingsFile:
         for prefix, options in table.stores.items()
         for field, *problem in _check_store(prefix, options)
     ]
+    for name in table.targets:
+        target = parse_target(name)
+        if target is None or not target.architecture or target.vector_bits:
+            hint = f"Such as {', '.join(ARCHITECTURES)}, or a name that begins with one: arm64-grace."
+            problems.append(Problem(str(path), 0, f"targets.{name}", f"{name!r} is no name of a processor", hint))
     if problems:
         raise SpecError(with_lines(problems, text), _SETTINGS_KIND)
     return table

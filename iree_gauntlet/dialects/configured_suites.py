@@ -17,7 +17,7 @@ from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.dialects.spec import Builder, Collector
 from iree_gauntlet.dialects.spec_file import make_problem_at
 from iree_gauntlet.settings import read_file
-from iree_gauntlet.targets import Target
+from iree_gauntlet.targets import Target, compose_chip_flags, omit_processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,13 +108,18 @@ class ConfigBuilder(Builder[_Spec]):
         """Return the configs whose targets are requested, with these targets; record the other configs' targets."""
         configs: list[tuple[_Config, Target]] = []
         for config in suite.configs:
+            configs += [
+                _adapt_config(config, target)
+                for target in self.collector.targets
+                if target.architecture and config.document and config.target.kind.is_cpu and not config.target.chip
+            ]
             match = next((target for target in self.collector.targets if target.covers(config.target)), None)
             if config.document is None:
                 continue
             if match is None:
                 self.collector.other_targets.add(replace(config.target, config_name="").name)
             else:
-                configs.append((config, _with_sku(config.target, match.sku)))
+                configs.append((config, _adapt_target(config.target, match)))
         return configs
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
@@ -160,8 +165,18 @@ def has_word(path: Path, *words: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _with_sku(target: Target, sku: str) -> Target:
-    return replace(target, sku=sku)
+def _adapt_target(target: Target, request: Target) -> Target:
+    return target.adapt_to(request)
+
+
+@lru_cache(maxsize=64)
+def _adapt_config(config: _Config, target: Target) -> tuple[_Config, Target]:
+    """Return a config of the CPU for a processor of another architecture, and that target."""
+    document, name = config.document, f"{config.target.config_name}-{target.chip}"
+    flags = document.iree_compile_flags if document else ()
+    flags = [*omit_processor(target, flags), *compose_chip_flags(target)]
+    changed_document = document and document.model_copy(update={"iree_compile_flags": flags})
+    return replace(config, document=changed_document), replace(target, config_name=name)
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from iree_gauntlet.device_kinds import VMVX
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.spec_file import find_strings, load_json, make_problem_at
 from iree_gauntlet.errors import GauntletError, Problem
@@ -38,6 +39,7 @@ CASE_FOLDER = "IREE_TEST_PATH_EXTENSION"
 _FLAG_VARIABLES = (CASE_FOLDER, "IREE_TEST_FILES", "ROCM_CHIP", "SKU")
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 _TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
+_TRIPLE_FLAG = "iree-llvmcpu-target-triple"
 _FAMILY_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 # The hint for a URL that cannot be parsed.
 BRACKETS_HINT = "Write brackets in a path as %5B and %5D."
@@ -200,6 +202,9 @@ def find_target(flags: Iterable[str]) -> Target:
     target = next((match for name in target_names if (match := parse_target(name))), None)
     if target is None:
         return Target(next((name for name in target_names if _FAMILY_NAME.fullmatch(name)), "cpu"))
+    other_processor = parse_target(values.get(_TRIPLE_FLAG, "").partition("-")[0])
+    if target.kind.is_cpu and other_processor and VMVX.family not in target_names:
+        return other_processor
     local_target = parse_target(values.get(_TARGET_FLAGS[-1], ""))
     if target.kind.is_cpu and local_target and local_target.kind.device == target.kind.device:
         return local_target

@@ -528,7 +528,8 @@ class Engine:
         samples = self._read_samples(step, outcome)
         if isinstance(samples, Result):
             return samples
-        statistics = {Figure.PROCESS_MEMORY.value: outcome.peak_rss_bytes}
+        # A runner's process has its own memory too.
+        statistics = {} if command.runner else {Figure.PROCESS_MEMORY.value: outcome.peak_rss_bytes}
         reason = ""
         try:
             peaks = read_heap_peaks(processes.error_lines(step), is_call=True)

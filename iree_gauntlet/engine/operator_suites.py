@@ -214,7 +214,8 @@ def start_run_servers(
 ) -> Iterator[RunServers | None]:
     """Start the run servers, if any case will need them, so that they start while the run is planned."""
     toolchain = workbench.toolchain
-    count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
+    served_cases = [case for case in cases if case.dialect == DIALECT and not case.target.architecture]
+    count = len(served_cases) if Stage.THRESHOLD in stages else 0
     if not count or toolchain is None or not _has_compiler(toolchain):
         yield None
         return
@@ -345,8 +346,8 @@ def check_served_threshold(step: Step, run_servers: RunServers, processes: Proce
 def make_run_job(step: Step) -> RunJob | None:
     """Return a threshold step's job for a run server; None if the step needs more than a server can do."""
     command, allclose = step.command, step.allclose
-    # The server cannot handle an expected text, which is searched in the tool's output.
-    if command is None or command.env or step.expect_match:
+    # The server cannot handle an expected text, which is searched in the tool's output, nor modules of another machine.
+    if command is None or command.env or command.runner or step.expect_match:
         return None
     values_by_flag: dict[str, list[str]] = {name: [] for name in _RUN_FLAGS}
     tolerances = []

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.measuring.instructions.counters import Counter
+    from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.flags import Translation
+    from iree_gauntlet.toolchains.target_runtimes import TargetRuntime
 
 
 # Roles with this prefix are files that a flag or an ONNX file names; the flag or the file's name follows the prefix.
@@ -64,6 +66,8 @@ FILE_ROLE_PREFIX = "file "
 # A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
 _TUNING_FORMAT = 1
+# The limits of time are for this machine's speed; an emulator is many times as slow.
+_EMULATION_FACTOR = 10
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
@@ -73,12 +77,14 @@ class Plan:
 
     Attributes:
         operator_case_problems: problems with flags of single cases; only the steps of such cases are blocked.
+        obstacles: by id of a step, why this machine does not run the modules of its target.
         devices: the devices besides the CPU that steps run on, once they are known.
     """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
     operator_case_problems: tuple[Problem, ...] = ()
+    obstacles: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
 
 
@@ -88,7 +94,8 @@ class PlanContext:
 
     Attributes:
         run_dir: the absolute path of the run's folder.
-        compile, run_module, benchmark_module, python: paths of the tools.
+        compile, python: paths of the tools.
+        runtime_of: returns the tools that run the modules of a target.
         python_env: changes of the environment for `python`.
         calls_obstacle: the reason that `python` cannot make calls by this toolchain's runtime; empty if it can.
         own_python: the interpreter that this toolkit runs in.
@@ -111,8 +118,7 @@ class PlanContext:
 
     run_dir: Path
     compile: str
-    run_module: str
-    benchmark_module: str
+    runtime_of: Callable[[Target], TargetRuntime]
     python: str
     import_script: str
     calls_obstacle: str
@@ -197,10 +203,14 @@ def _makes_modules(case: Case) -> bool:
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.pipeline_modules))
 
 
-def _explain_no_call(case: Case, stage: Stage) -> str:
-    """Return why a stage that accompanies the benchmark makes no call of a case; empty if it makes one."""
+def _explain_no_call(case: Case, stage: Stage, runtime: TargetRuntime) -> str:
+    """Return why a benchmark, or a stage that accompanies it, makes no call of a case; empty if it makes one."""
     if stage is Stage.COUNT and not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, but {case.target.name} is not one"
+    if stage is Stage.COUNT and runtime.runner:
+        return f"instructions are counted of this machine's programs, but {runtime.name} runs {case.target.name}"
+    if stage is Stage.BENCHMARK and runtime.is_emulated:
+        return f"no time: {runtime.name} emulates {case.target.name}, and its times say nothing about the processor"
     crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
     expectations = (entry for entry in case.expectations if entry.stage is stage.row.accompanies)
     expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
@@ -240,6 +250,7 @@ class _Planner:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
         self._operator_case_problems: set[Problem] = set()
+        self._obstacles: dict[str, str] = {}
         self._steps: dict[str, Step] = {}
         # Results are cached, since many steps have the same flags or problems.
         self._translate_flags = cache(context.translate)
@@ -275,7 +286,8 @@ class _Planner:
                     self._add(step)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
-        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._operator_case_problems)))
+        problems, case_problems = (tuple(sorted(group)) for group in (self._problems, self._operator_case_problems))
+        return Plan(tuple(steps), problems, case_problems, self._obstacles)
 
     def _list_archives(self, case: Case) -> Iterator[tuple[str, SyntheticParameters]]:
         """Yield (scope, weights) of the archives that are generated for a case."""
@@ -316,9 +328,13 @@ class _Planner:
     def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
         """Return a step that checks the whole case; `flag_errors`, if any, block it."""
         judged_stage = stage.row.accompanies or stage
-        skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or _explain_no_call(case, stage)
+        runtime = self._context.runtime_of(case.target)
+        skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or _explain_no_call(case, stage, runtime)
         blocked = case.find_blocking_reason(judged_stage) or flag_errors
-        return self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
+        step = self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
+        if runtime.obstacle and stage.row.runs_modules and not skip:
+            self._obstacles[step.id] = runtime.obstacle
+        return replace(step, timeout=step.timeout * _EMULATION_FACTOR) if runtime.is_emulated else step
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -472,9 +488,12 @@ class _Planner:
             problem = self._problem_of_flag(tolerance.file, tolerance.flag, tolerance.message, tolerance.hint)
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
-        is_single, context = len(case.calls) == 1, self._context
+        is_single, context, runtime = len(case.calls) == 1, self._context, self._context.runtime_of(case.target)
         obstacle, compared = ("", case.expected_outputs) if is_single else (context.calls_obstacle, ())
-        argv = make_threshold_argv(context.run_module, context.python, case, flags, self._paths, folder)
+        if not is_single and runtime.runner:
+            obstacle = f"several calls are made by IREE's Python bindings, which {runtime.name} does not run"
+        argv = make_threshold_argv(runtime.run_module, context.python, case, flags, self._paths, folder)
+        env, runner = ((), runtime.runner) if is_single else (context.python_env, ())
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(
@@ -487,7 +506,7 @@ class _Planner:
                 *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                 *self._fetch_needs([case.chain]),
             ),
-            command=Command(argv, case.working_directory or folder, () if is_single else context.python_env),
+            command=Command(argv, case.working_directory or folder, env, runner),
             inputs=self._list_run_inputs(case),
             outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(compared))),
             notes=notes,
@@ -514,7 +533,8 @@ class _Planner:
         needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
         if not step.skip:
             needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted_paths)
+        tool = self._context.runtime_of(case.target).benchmark_module
+        argv = make_benchmark_argv(tool, case, flags, self._counted_paths)
         archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
@@ -542,7 +562,8 @@ class _Planner:
     def _plan_benchmark(self, case: Case, stage: Stage = Stage.BENCHMARK) -> Step:
         """Plan a benchmark, or one call of it whose memory is measured."""
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
+        runtime = self._context.runtime_of(case.target)
+        argv = make_benchmark_argv(runtime.benchmark_module, case, flags, self._paths)
         if stage is Stage.MEMORY:
             argv = make_memory_argv(argv, on_cpu=case.target.kind.is_cpu)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
@@ -552,7 +573,7 @@ class _Planner:
             stage,
             flag_errors,
             needs=(*module_needs, *self._fetch_needs([*chains, case.chain])),
-            command=Command(argv, case.working_directory or self._locate(case, stage)),
+            command=Command(argv, case.working_directory or self._locate(case, stage), runner=runtime.runner),
             inputs=self._list_run_inputs(case),
             golden_keys=case.golden_keys,
             notes=notes,

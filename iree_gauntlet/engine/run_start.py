@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
-from iree_gauntlet.targets import parse_target
 from iree_gauntlet.toolchains.devices import find_device
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def assign_local_devices(plan: Plan, workbench: Workbench, *, optional: bool = F
         if not device or workbench.toolchain is None:
             return step
         if is_cpu(device):
-            reason = _explain_architecture(step.target)
+            reason = plan.obstacles.get(step.id)
             return block_step(step, reason) if reason else step
         if device not in devices:
             try:
@@ -99,14 +97,6 @@ def assign_local_devices(plan: Plan, workbench: Workbench, *, optional: bool = F
     return replace(
         plan, steps=steps, devices=tuple(device for device in devices.values() if isinstance(device, Device))
     )
-
-
-def _explain_architecture(name: str) -> str:
-    """Return why this machine does not run modules for a CPU target; empty if it does."""
-    target, machine = parse_target(name), platform.machine().replace("arm64", "aarch64")
-    if not (target and target.chip) or target.chip == machine:
-        return ""
-    return f"this machine is {machine}, which does not run modules for {name}; --stages compile makes them"
 
 
 def make_run_event(

@@ -10,7 +10,9 @@ So do cases of several calls, which `workers/iree_side/run_calls.py` makes in on
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Allclose, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS, split_calls
 from iree_gauntlet.engine.judging import (
@@ -31,6 +34,8 @@ from iree_gauntlet.engine.judging import (
 from iree_gauntlet.engine.processes.run_client import RunOutput  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
+from iree_gauntlet.measuring.code.emulated_crash import EmulatedCrash, find_function, make_crash_argv
+from iree_gauntlet.measuring.code.module_code import list_module_bodies
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe_check
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
@@ -48,6 +53,7 @@ from iree_gauntlet.results import AGREES_WITH, OutputComparison, Result, shorten
 from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 from iree_gauntlet.system.short_process import TAIL_LINES
+from iree_gauntlet.targets import split_vector_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,6 +65,8 @@ if TYPE_CHECKING:
 
 
 _TOOL = "iree-run-module"
+# The names of qemu's programs that run those of another architecture, and whose debugger finds a crash.
+_EMULATOR_PREFIX = "qemu-"
 _OUTPUT_FLAG = "--output="
 # The tool prints the first when it calls a function, the second if all outputs match and none is missing or extra.
 _CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
@@ -78,6 +86,17 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         GauntletError: the step's data cannot be used.
     """
     step = _use_reference(step)
+    result = _compare(step, processes)
+    if not split_vector_bits(step.target)[1]:
+        return result
+    paths = [Path(path) for _, path in step.outputs]
+    files = [file for path in paths if (file := next(filter(Path.is_file, (path, path.with_suffix(".bin"))), None))]
+    digest = hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest() if files else ""
+    return replace(result, statistics={**result.statistics, "outputs_sha256": digest})
+
+
+def _compare(step: Step, processes: Processes) -> Result:
+    """Run a step and compare its outputs."""
     require_whole_files(step.required_command)
     if step.allclose is not None:
         return _check_allclose(step, step.allclose, processes)
@@ -144,7 +163,28 @@ def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> 
         names = _CURRENT_CALL.findall(processes.stdout(step))
         tool = f"call {names[-1][1]} ({names[-1][0]})" if names else "the program that makes the calls"
     result = judge_process(step, outcome, lines, tool=tool, reason=_format_status_line(lines))
+    if outcome.signal and result.failure is FailureKind.CRASHES:
+        result = replace(result, reason=shorten(f"{result.reason}{_locate_crash(step, processes)}"))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
+
+
+def _locate_crash(step: Step, processes: Processes) -> str:
+    """Return the instruction and the dispatch at which an emulated program crashes; empty if they are not found."""
+    command, output = step.required_command, Path(step.folder) / "crash.json"
+    if not command.runner or not Path(command.runner[0]).name.startswith(_EMULATOR_PREFIX):
+        return ""
+    output.unlink(missing_ok=True)
+    argv = make_crash_argv(sys.executable, command.words, output)
+    processes.run(step, replace(command, argv=argv, runner=()), name="crash.")
+    try:
+        crash = EmulatedCrash.from_dict(read_json(output.read_bytes()))
+    except (OSError, ValueError):
+        return ""
+    modules = [Path(text) for text in list_values(command, "--module=")]
+    code = bytes.fromhex(crash.code)
+    dispatch = find_function(code, (entry for module in modules for entry in list_module_bodies(module)))
+    instruction = f", instruction {crash.instruction}" if code else ""
+    return f" at {crash.address:#x}{instruction}" + (f", in dispatch {dispatch}" if dispatch else "")
 
 
 def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes) -> Result:

@@ -30,6 +30,7 @@ from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
 from iree_gauntlet.toolchains.find import find_requested_toolchain, make_toolchain_locations
 from iree_gauntlet.toolchains.flags import NO_FLAGS, Translation, read_known_flags, translate
+from iree_gauntlet.toolchains.target_runtimes import find_target_runtime
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -182,8 +183,7 @@ def make_plan_context(
     return PlanContext(
         run_dir=run_dir,
         compile=toolchain.compiler.compile if toolchain else "iree-compile",
-        run_module=toolchain.runtime.run_module if toolchain else "iree-run-module",
-        benchmark_module=toolchain.runtime.benchmark_module if toolchain else "iree-benchmark-module",
+        runtime_of=cache(lambda target: find_target_runtime(target, toolchain, workbench.toolchain_place)),
         python=(toolchain.compiler.python if toolchain else "") or "python",
         import_script=str(Path(iree_side.__file__).with_name("import_onnx.py")),
         calls_obstacle=_explain_no_calls(toolchain) if toolchain else "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import tomllib
 from collections import Counter
@@ -220,7 +221,7 @@ def select(
     if request.untrusted:
         _refuse_project_settings(find_project_folder())
     suite = _find_suite(request, defaults)
-    targets = _choose_targets(request, defaults, suite)
+    targets = _define_targets(_choose_targets(request, defaults, suite))
     folders = [Path(folder) for folder in request.spec_dir] or (
         _list_folders(suite) if suite else [_find_project_specs()]
     )
@@ -449,6 +450,25 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
     for one, other in itertools.combinations(targets, 2):
         if one.overlaps(other):
             raise UsageError(f"targets {one.name} and {other.name} overlap", "Name each chip, or only the family.")
+    return targets
+
+
+def _define_targets(targets: Sequence[Target]) -> Sequence[Target]:
+    """Return targets with the settings' definitions of other architectures; UsageError for one that nobody defines."""
+    if not any(target.architecture for target in targets):
+        return targets
+    from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
+
+    definitions = read_configuration(find_project_folder(), os.environ).targets
+    targets = [replace(target, definition=definitions.get(target.processor_name)) for target in targets]
+    for target in targets:
+        if target.architecture and target.processor is None:
+            known = (*ARCHITECTURES, *definitions)
+            hint = (
+                f"Define it as [targets.{target.processor_name}] in gauntlet.toml, or name another: {', '.join(known)}."
+            )
+            message = f"target {target.name}: nothing defines {target.processor_name!r}"
+            raise UsageError(f"{message}{did_you_mean(target.processor_name, known)}", hint)
     return targets
 
 

@@ -68,6 +68,8 @@ def matrix(
             "Give one of them to vary only the other side, or neither.",
         )
     else:
+        # Several targets are sides too: one IREE runs all of them.
+        irees = irees or (("installed",) if len(request.selection.target) > 1 else ())
         named_irees = name_irees(_combine(irees, request.selection.variant))
     # Report mistakes in the selection before anything is installed.
     variants = request.selection.variant

@@ -54,6 +54,7 @@ from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow, read_
 from iree_gauntlet.reports.compare_report import make_unaffected_blocks
 from iree_gauntlet.reports.junit import format_junit, list_suites, make_toolchain_suite
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
+from iree_gauntlet.reports.vector_lengths import show_vector_lengths
 from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
@@ -197,6 +198,9 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         note = ("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run.")
         blocks += [Heading("What went wrong"), Items(failures, _TERMINAL_CHANGES), Paragraph(note)]
     blocks += [*_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
+    for iree in matrix.irees:
+        title = f"Numbers by length of vectors, {iree.label}"
+        blocks += show_vector_lengths(iree.outcome.chains, title) if iree.outcome else ()
     return Document(
         f"Matrix of {subject}{suite}",
         f"{ok_count} of {count} {'runs' if variant_count else 'IREEs'} as expected",

@@ -56,6 +56,7 @@ from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.reports.vector_lengths import show_vector_lengths
 from iree_gauntlet.results import CODE_FIGURES, SPILL_FIGURES
 from iree_gauntlet.stages import CHECK_STAGES, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -393,6 +394,7 @@ def run_document(
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += [*_show_quarantined(outcome, folder), *_show_unapplied(outcome)]
     blocks += [*_show_figures(outcome, figures, described), *_show_spills(figures)]
+    blocks += show_vector_lengths(outcome.chains)
     if not any(step.stage.row.runs_modules for step in outcome.steps):
         blocks += _show_code_totals(figures)
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
-from iree_gauntlet.device_kinds import DEVICE_KINDS
+from iree_gauntlet.device_kinds import CPU, DEVICE_KINDS
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.formatting import add_verdict_sign, format_bytes, pluralize
@@ -30,6 +30,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
+from iree_gauntlet.targets import ARCHITECTURES, Target
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
     describe_devices,
@@ -41,6 +42,7 @@ from iree_gauntlet.toolchains.devices import (
 )
 from iree_gauntlet.toolchains.find import find_requested_toolchain
 from iree_gauntlet.toolchains.source_builds import find_build_tools
+from iree_gauntlet.toolchains.target_runtimes import explain_missing_runner, runs_natively
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import format_version, open_toolchain_locations
 
@@ -94,6 +96,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
         _check_counter(),
         _check_code_packages(),
         _check_source_builds(),
+        *_check_architectures(),
         *_check_packages(),
         *_check_cache(cache_dir),
     ]
@@ -205,6 +208,31 @@ def _check_target(toolchain: Toolchain, kind: DeviceKind) -> DoctorFinding:
         run_text = "runs"
     message = f"does not compile: the compiler has no backend {backend}; {run_text}"
     return DoctorFinding(area, status, message, "use a compiler that was built with it")
+
+
+def _check_architectures() -> Iterator[DoctorFinding]:
+    """Check what runs modules for processors of other architectures, which no machine needs."""
+    try:
+        definitions = read_configuration(find_project_folder(), os.environ).targets
+    except GauntletError:
+        # Another check reports it.
+        definitions = {}
+    for chip in dict.fromkeys((*ARCHITECTURES, *definitions)):
+        target = Target(CPU.family, chip, definition=definitions.get(chip))
+        if runs_natively(target):
+            continue
+        runtime = target.processor.runtime if target.processor else ""
+        reason = explain_missing_runner(target)
+        hint = target.processor.packages if target.processor and reason else ""
+        if reason:
+            text = f"compiles, does not run: {reason.partition(' (')[0]}"
+            yield DoctorFinding(f"target {chip}", "info", text, f"apt install {hint} (Debian, Ubuntu)" if hint else "")
+        elif not runtime:
+            hint = f"name a folder with IREE's tools for it in gauntlet.toml: [targets.{chip}] runtime"
+            yield DoctorFinding(f"target {chip}", "info", "compiles, does not run: IREE has no wheel for it", hint)
+        else:
+            words = " ".join(target.runner) or "this machine"
+            yield DoctorFinding(f"target {chip}", "ok", f"compiles, and runs by {words} (runtime: {runtime})")
 
 
 def _check_packages() -> Iterator[DoctorFinding]:

@@ -226,7 +226,8 @@ class Environments:
         path = self.make_path(recipe.label)
         _, reason = Environment.inspect(path)
         if self.offline:
-            hint = f"Install it with network access: gauntlet toolchain.install {recipe.asked}"
+            command = "run once" if recipe.sources.platform else f"gauntlet toolchain.install {recipe.asked}"
+            hint = f"Install it with network access: {command}"
             raise ToolchainError(f"IREE {recipe.asked} is not installed: {path} {reason}", hint)
         with convert_file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

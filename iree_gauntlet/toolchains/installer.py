@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _RESOLVE_SECONDS = 180.0
 _TAIL_LINES = 12
+_WHEEL_PLATFORM = re.compile(r"(manylinux_\d+_\d+)_(\w+)")
 _RESOLVE_FAILED_MESSAGE = "uv cannot list the versions of {}"
 _NETWORK_HINT = "Check the network and uv's index settings."
 # An error message of uv with a path and the number of the operating system's error.
@@ -47,17 +48,25 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The sources of packages, in addition to the user's own settings, such as a page with links to wheels."""
+    """The sources of packages, in addition to the user's own settings, such as a page with links to wheels.
+
+    Attributes:
+        platform: the platform of wheels for another architecture, `manylinux_2_28_aarch64`; empty for this machine's.
+    """
 
     find_links: str = ""
     only_links: bool = False
     pre: bool = False
+    platform: str = ""
 
     def make_flags(self) -> list[str]:
         """Return the sources as uv's flags."""
         links = ["--find-links", self.find_links] if self.find_links else []
         prerelease = ["--prerelease=allow"] if self.pre else []
-        return [*links, *(["--no-index"] if self.only_links else []), *prerelease]
+        match = _WHEEL_PLATFORM.fullmatch(self.platform)
+        # What wheels of another architecture require is not needed, since no Python runs there.
+        other = ["--no-deps", "--only-binary=:all:", f"--python-platform={match[2]}-{match[1]}"] if match else []
+        return [*links, *(["--no-index"] if self.only_links else []), *prerelease, *other]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +86,23 @@ class Installer:
     def install(
         self, python: Path, requirements: Sequence[str], sources: Sources, lock_fd: int, news: Callable[[str], None]
     ) -> None:
-        """Install into an environment that `make_environment` has made; errors end with the program's output."""
-        argv = ["pip", "install", "--python", str(python), *sources.make_flags(), *requirements]
-        self._run(argv, lock_fd, news, f"uv cannot install {' '.join(requirements)}")
+        """Install into an environment that `make_environment` has made; errors end with the program's output.
+
+        Wheels of another architecture, which are never imported, are checked by the hashes of the index.
+        """
+        message, common = (
+            f"uv cannot install {' '.join(requirements)}",
+            ("--python", str(python), *sources.make_flags()),
+        )
+        packages: Sequence[str] = requirements
+        if sources.platform:
+            message += f" for {sources.platform}"
+            names, pins = (python.parents[1] / f"requirements.{suffix}" for suffix in ("in", "txt"))
+            names.write_text("\n".join(requirements), encoding="utf-8")
+            compiling = ("pip", "compile", "--quiet", "--generate-hashes", str(names), "-o", str(pins))
+            self._run((*compiling, *common), lock_fd, news, message)
+            packages = ("--require-hashes", "-r", str(pins))
+        self._run(("pip", "install", *common, *packages), lock_fd, news, message)
 
     def list_versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:
         """Return the lowest and the highest version in a range that fit this Python; empty if there are none."""

@@ -145,6 +145,9 @@ def choose_target(device: str, chip: str) -> Target:
             raise UsageError(f"--device {device}: its chip is unknown", "Name it with --target, such as gfx942.")
         return family
     target = parse_target(chip) or parse_target(f"{family.family}-{chip}")
+    if target is not None and target.architecture:
+        message = f"--target {chip}: models are measured on this machine, which is no such processor"
+        raise UsageError(message, f"`gauntlet run --target {chip}` checks specs for it, by a runner.")
     if target is None or target.family != family.family or not family.kind.chip_flags:
         raise UsageError(
             f"--target {chip}: {device} is not a device with this chip",

@@ -163,9 +163,7 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
     """
     families: dict[str, set[str]] = {}
     for case in cases:
-        families.setdefault(case.origin.file, set()).update(
-            {case.target.family, case.target.chip or case.target.family}
-        )
+        families.setdefault(case.origin.file, set()).update({case.target.family, case.target.golden_names[0]})
     suites = list_project_suites()[0]
     skus = (sku, *(target.sku for suite in suites for target in suite.targets))
     variants = {entry.name for entry in _list_variants(entry for suite in suites for entry in suite.variants)}

@@ -359,7 +359,7 @@ def list_missing_goldens(spec: Spec, stage: Stage, target: Target, variant: str,
     path = f"variants.{name}." if variant else ""
     prefix = "" if target.family in spec.families else f"{target.family}-"
     sku = f"{prefix}{target.sku}" if target.sku else ""
-    count_key = target.chip or target.family
+    count_key = target.golden_names[0]
     tables = (document, *document.variants.values())
     # Without `golden_compiler`, the goldens that are there are for every release, and so are those beside them.
     if not document.golden_compiler and any(getattr(item, field) for item in tables for field in SHARKTANK_GOLDENS):

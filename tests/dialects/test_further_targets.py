@@ -83,10 +83,10 @@ def test_another_architecture_takes_the_place_of_this_machine(tmp_path: Path) ->
         for chip in CPU.kind.architectures:
             argv = find_argv(made, f"{chain}@cpu-{chip}:compile")
             flags = tuple(word for word in argv if word.startswith("--iree-llvmcpu-target"))
-            assert flags == CPU.kind.architectures[chip]
+            assert flags == CPU.kind.architectures[chip].flags
             assert set(HOST_FLAGS) <= set(argv)
     assert "--iree-opt-level=O2" in find_argv(made, "m/s@cpu-aarch64:compile")
-    assert target_flags(Target("cpu", "riscv64")) == (*HOST_FLAGS, *CPU.kind.architectures["riscv64"])
+    assert target_flags(Target("cpu", "riscv64")) == (*HOST_FLAGS, *CPU.kind.architectures["riscv64"].flags)
 
 
 def test_a_further_target_may_have_flags_a_tolerance_and_a_device_of_its_own(tmp_path: Path) -> None:

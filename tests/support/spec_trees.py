@@ -14,6 +14,7 @@ from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation
+from iree_gauntlet.toolchains.target_runtimes import TargetRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -114,8 +115,7 @@ def make_context(**changes: Any) -> PlanContext:
     defaults: dict[str, Any] = {
         "run_dir": Path("/run"),
         "compile": "iree-compile",
-        "run_module": "iree-run-module",
-        "benchmark_module": "iree-benchmark-module",
+        "runtime_of": lambda _target: TargetRuntime(),
         "python": "python",
         "import_script": "import_onnx.py",
         "calls_obstacle": "",

@@ -174,7 +174,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 ) from error
             stack.callback(_remove_folder, private, notes)
             request = Request(
-                argv=list(command.argv),
+                argv=list(command.words),
                 cwd=str(Path(command.cwd).absolute()),
                 env={**os.environ, **dict(find_linker(command.argv[0])), "TMPDIR": str(private), **dict(command.env)},
                 stdout=str(stdout.absolute()),
@@ -278,7 +278,7 @@ def _kill_unknown(private: str) -> None:
 
 def format_shell_line(command: Command) -> str:
     """Format the command as a person would type it: `cd DIR && NAME=value program argument…`."""
-    words = [shlex.quote(word) for word in command.argv]
+    words = [shlex.quote(word) for word in command.words]
     if command.env:
         if all(name.isidentifier() and name.isascii() for name, _ in command.env):
             words = [f"{name}={shlex.quote(value)}" for name, value in command.env] + words

@@ -140,6 +140,11 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
             f"{step.chain}: it makes several calls, and only a single call can be repeated and reduced",
             "Run its command again (the run's report has it), or explain a spec that makes only the failing call.",
         )
+    if step.command is not None and step.command.runner:
+        raise GauntletError(
+            f"{step.chain}: it ran by {Path(step.command.runner[0]).name}, and only runs by this machine are explained",
+            "Run its command again (the run's report has it), or explain a run on such a processor.",
+        )
     threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
     command = step.command if step.stage.row.runs_modules else None
     failure = describe_failure(build, command, step.stage, result, threshold.timeout)

@@ -49,6 +49,15 @@ _RISCV_STACK_POINTER = 2
 
 def read_cpu_functions(elf: ELFFile, target: str) -> list[DispatchCode]:
     """Read the functions of the dispatches in an executable library."""
+    codes = []
+    for name, body in list_bodies(elf):
+        counts, code_hash = _read_instructions(body, target)
+        codes.append(DispatchCode(name, target, {"code_bytes": len(body), **counts}, code_hash))
+    return codes
+
+
+def list_bodies(elf: ELFFile) -> list[tuple[str, bytes]]:
+    """Return the names and the code of the dispatches' functions in an executable library."""
     text = elf.get_section_by_name(".text")
     if text is None:
         raise GauntletError("the library has no code")
@@ -58,16 +67,15 @@ def read_cpu_functions(elf: ELFFile, target: str) -> list[DispatchCode]:
         raise GauntletError("the library's table of exports is not found")
     sizes = _read_sizes(elf)
     boundaries = sorted({*(address for address, _ in exports), *sizes, start + len(content)})
-    codes = []
+    bodies = []
     for address, name in exports:
         end = next(boundary for boundary in boundaries if boundary > address)
         size = sizes.get(address, end - address)
         body = content[address - start : address - start + size]
         if len(body) < size or not size:
             raise GauntletError(f"the function of {name} is cut")
-        counts, code_hash = _read_instructions(body, target)
-        codes.append(DispatchCode(name, target, {"code_bytes": size, **counts}, code_hash))
-    return codes
+        bodies.append((name, body))
+    return bodies
 
 
 def _find_exports(elf: ELFFile, code: range) -> list[tuple[int, str]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.code.cpu_code import read_cpu_functions
+from iree_gauntlet.measuring.code.cpu_code import list_bodies, read_cpu_functions
 from iree_gauntlet.measuring.code.gpu_code import read_amd_kernels, read_ptx, read_spirv
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SPILL_FIGURES, DispatchCode
@@ -27,6 +27,8 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from elftools.elf.elffile import ELFFile
 
 
 # A document of another version is read from the module again.
@@ -136,8 +138,28 @@ def _find_executables(data: mmap.mmap) -> Iterator[tuple[int, Callable[[mmap.mma
             offset = data.find(magic, offset + len(magic))
 
 
+def list_module_bodies(module: Path) -> list[tuple[str, bytes]]:
+    """Return the names and the code of a CPU module's dispatches; empty if they cannot be read."""
+    bodies: list[tuple[str, bytes]] = []
+    with (
+        contextlib.suppress(Exception),  # libraries raise anything on damaged files
+        module.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        for offset, read in _find_executables(data):
+            if read is _read_elf:
+                bodies += list_bodies(_open_elf(data, offset)[0])
+    return bodies
+
+
 def _read_elf(data: mmap.mmap, offset: int) -> list[DispatchCode]:
-    """Read an ELF file in a module; GauntletError if it is cut, or is for an unknown machine."""
+    """Read an ELF file in a module; errors as in `_open_elf`."""
+    elf, machine = _open_elf(data, offset)
+    return read_amd_kernels(elf) if machine == _AMD_GPU else read_cpu_functions(elf, _CPUS[machine])
+
+
+def _open_elf(data: mmap.mmap, offset: int) -> tuple[ELFFile, int]:
+    """Open an ELF file in a module; GauntletError if it is cut, or is for an unknown machine, which is returned too."""
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - an optional package
 
     header = data[offset : offset + _ELF_HEADER.size]
@@ -149,5 +171,4 @@ def _read_elf(data: mmap.mmap, offset: int) -> list[DispatchCode]:
         raise GauntletError(f"the ELF file is cut: it has {len(data) - offset:,} of {size:,} bytes")
     if machine not in (_AMD_GPU, *_CPUS):
         raise GauntletError(f"code of the ELF machine {machine} is not read")
-    elf = ELFFile(io.BytesIO(data[offset : offset + size]))
-    return read_amd_kernels(elf) if machine == _AMD_GPU else read_cpu_functions(elf, _CPUS[machine])
+    return ELFFile(io.BytesIO(data[offset : offset + size])), machine
