@@ -526,6 +526,25 @@ class Case:
         return self.compile_statistics or self.kind is Kind.COMPSTAT
 
     @property
+    def makes_modules(self) -> bool:
+        """True if it defines a module, which others may use."""
+        return any(module.origin.file == self.origin.file for module in (*self.modules, *self.pipeline_modules))
+
+    @property
+    def makes_no_steps(self) -> bool:
+        """True if it is skipped, and makes no module for others or has a reference."""
+        return bool(self.skip_reason) and (self.reference or not self.makes_modules)
+
+    def explain_no_call(self, stage: Stage) -> str:
+        """Return why a stage that accompanies the benchmark makes no call; empty if it makes one."""
+        if stage is Stage.COUNT and not self.target.kind.is_cpu:
+            return f"instructions are counted on CPUs, but {self.target.name} is not one"
+        crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
+        expectations = (entry for entry in self.expectations if entry.stage is stage.row.accompanies)
+        expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
+        return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
+
+    @property
     def chain(self) -> str:
         """The id of the chain that the case belongs to."""
         return f"{self.model}/{self.submodel}@{self.target.name}"

@@ -206,7 +206,9 @@ class SelectionRequest:
         "(repeatable).",
     )
     model_root: str = option("", "Folder or URL to fetch the models of an onnx_models suite from, instead of its URLs.")
-    target: tuple[str, ...] = option((), f"Where to run: {', '.join(FAMILIES)}, or a chip such as gfx942 (repeatable).")
+    target: tuple[str, ...] = option(
+        (), f"Where to run: {', '.join(FAMILIES)}, or a chip such as gfx942, arm64 (repeatable)."
+    )
     backend: str = option("", "The same as --target, as sharktank's benchmarks call it.")
     rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
     sku: str = option("", "Machine whose golden times are checked, such as mi300.")

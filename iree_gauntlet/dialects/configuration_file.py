@@ -209,14 +209,15 @@ def _make_processor(target: Target, table: _TargetTable) -> Processor:
     """Make the processor of a definition; the fields that it lacks are those of the ready-made one."""
     ready_made = target.kind.architectures
     processor = ready_made.get(target.chip) or ready_made[target.architecture]
-    changes = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in (("flags", table.compiler_flags), ("runtime", table.runtime), ("runner", table.runner))
-        if value is not None
-    }
-    is_ready_made = table.runner is None
-    packages = processor.packages if is_ready_made else ""
-    return replace(processor, **changes, packages=packages, has_times=table.has_times, is_ready_made=is_ready_made)
+    return replace(
+        processor,
+        flags=processor.flags if table.compiler_flags is None else tuple(table.compiler_flags),
+        runtime=processor.runtime if table.runtime is None else table.runtime,
+        runner=processor.runner if table.runner is None else tuple(table.runner),
+        packages=processor.packages if table.runner is None else "",
+        has_times=table.has_times,
+        is_ready_made=table.runner is None,
+    )
 
 
 def _read_settings(path: Path) -> SettingsFile:

@@ -77,15 +77,15 @@ class Plan:
 
     Attributes:
         operator_case_problems: problems with flags of single cases; only the steps of such cases are blocked.
-        obstacles: by id of a step, why this machine does not run the modules of its target.
         devices: the devices besides the CPU that steps run on, once they are known.
+        obstacles: by id of a step, why this machine does not run the modules of its target.
     """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
     operator_case_problems: tuple[Problem, ...] = ()
-    obstacles: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
+    obstacles: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,37 +193,13 @@ def block_step(step: Step, reason: str) -> Step:
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
-def _is_skipped(case: Case) -> bool:
-    """Return True if a case is skipped and makes no module for others (or has a reference): no step is planned."""
-    return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
-
-
-def _makes_modules(case: Case) -> bool:
-    """Return True if a case defines a module, which others may use."""
-    return any(module.origin.file == case.origin.file for module in (*case.modules, *case.pipeline_modules))
-
-
-def _explain_no_call(case: Case, stage: Stage, runtime: TargetRuntime) -> str:
-    """Return why a benchmark, or a stage that accompanies it, makes no call of a case; empty if it makes one."""
-    if stage is Stage.COUNT and not case.target.kind.is_cpu:
-        return f"instructions are counted on CPUs, but {case.target.name} is not one"
-    if stage is Stage.COUNT and runtime.runner:
-        return f"instructions are counted of this machine's programs, but {runtime.name} runs {case.target.name}"
-    if stage is Stage.BENCHMARK and runtime.is_emulated:
-        return f"no time: {runtime.name} emulates {case.target.name}, and its times say nothing about the processor"
-    crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    expectations = (entry for entry in case.expectations if entry.stage is stage.row.accompanies)
-    expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
-    return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
-
-
 class _Planner:
     def __init__(self, cases: CaseSet, stages: frozenset[Stage], context: PlanContext) -> None:
         self._stages = stages.union(*(stage.row.upstream for stage in stages))
         self._context = context
         kinds = frozenset(kind for stage in stages for kind in (*stage.row.kinds, *stage.row.kinds_only_compiled))
         self._selected_cases = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
-        self._active_cases = [case for case in self._selected_cases if not _is_skipped(case)]
+        self._active_cases = [case for case in self._selected_cases if not case.makes_no_steps]
         self._used_module_ids = {module.id for case in self._active_cases for module in case.modules}
         # A case needs its synthetic weights if its check is planned, or if parameters or only fetching is requested.
         self._only_fetches = all(stage.row.fetches for stage in stages)
@@ -238,7 +214,7 @@ class _Planner:
             weights.module.id: weights.module for case in self._active_cases for _, weights in self._list_archives(case)
         }
         # A case whose kind these stages do not check may define a module that another case needs.
-        providers = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
+        providers = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and case.makes_modules]
         self._needed_module_ids = self._used_module_ids | self._archive_modules.keys()
         candidates, needed_ids = (*cases.needed_cases, *providers), self._needed_module_ids
         self._needed_cases = [case for case in candidates if needed_ids & {module.id for module in case.modules}]
@@ -287,7 +263,7 @@ class _Planner:
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         problems, case_problems = (tuple(sorted(group)) for group in (self._problems, self._operator_case_problems))
-        return Plan(tuple(steps), problems, case_problems, self._obstacles)
+        return Plan(tuple(steps), problems, case_problems, obstacles=self._obstacles)
 
     def _list_archives(self, case: Case) -> Iterator[tuple[str, SyntheticParameters]]:
         """Yield (scope, weights) of the archives that are generated for a case."""
@@ -325,16 +301,18 @@ class _Planner:
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = step
 
-    def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
-        """Return a step that checks the whole case; `flag_errors`, if any, block it."""
+    def _make_check(
+        self, case: Case, stage: Stage, flag_errors: str = "", runtime: TargetRuntime | None = None, **fields: Any
+    ) -> Step:
+        """Return a step that checks the whole case; `flag_errors`, if any, block it; `runtime` runs its modules."""
         judged_stage = stage.row.accompanies or stage
-        runtime = self._context.runtime_of(case.target)
-        skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or _explain_no_call(case, stage, runtime)
+        skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or case.explain_no_call(stage)
+        skip = skip or (runtime.explain_no_call(stage, case.target) if runtime else "")
         blocked = case.find_blocking_reason(judged_stage) or flag_errors
         step = self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
-        if runtime.obstacle and stage.row.runs_modules and not skip:
+        if runtime and runtime.obstacle and not skip:
             self._obstacles[step.id] = runtime.obstacle
-        return replace(step, timeout=step.timeout * _EMULATION_FACTOR) if runtime.is_emulated else step
+        return replace(step, timeout=step.timeout * _EMULATION_FACTOR) if runtime and runtime.is_emulated else step
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -377,7 +355,7 @@ class _Planner:
 
     def _list_files_to_fetch(self, case: Case) -> Iterable[tuple[str, str]]:
         """Yield (role, URL) of the files that the planned stages of a case read."""
-        if _is_skipped(case):
+        if case.makes_no_steps:
             return
         skip_reasons = dict(case.skips)
         for module in self._list_owned_modules(case) if Stage.COMPILE not in skip_reasons else ():
@@ -473,7 +451,7 @@ class _Planner:
         return (*modules, *generated_inputs, *(_make_input(role, url, self._context) for role, url in files if url))
 
     def _plan_reference(self, case: Case) -> Step | None:
-        if not case.reference or _is_skipped(case):
+        if not case.reference or case.makes_no_steps:
             return None
         # The reference waits for the compile, so that the compiler alone reports a program that does not compile.
         step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
@@ -489,9 +467,8 @@ class _Planner:
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
         is_single, context, runtime = len(case.calls) == 1, self._context, self._context.runtime_of(case.target)
-        obstacle, compared = ("", case.expected_outputs) if is_single else (context.calls_obstacle, ())
-        if not is_single and runtime.runner:
-            obstacle = f"several calls are made by IREE's Python bindings, which {runtime.name} does not run"
+        no_calls = runtime.calls_obstacle or context.calls_obstacle
+        obstacle, compared = ("", case.expected_outputs) if is_single else (no_calls, ())
         argv = make_threshold_argv(runtime.run_module, context.python, case, flags, self._paths, folder)
         env, runner = ((), runtime.runner) if is_single else (context.python_env, ())
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
@@ -500,6 +477,7 @@ class _Planner:
             case,
             Stage.THRESHOLD,
             flag_errors or obstacle or "; ".join(problem.in_one_line for problem in tolerance_problems),
+            runtime,
             needs=(
                 *self._list_module_needs((*case.modules, *case.pipeline_modules)),
                 *self._list_parameter_needs(case),
@@ -529,12 +507,12 @@ class _Planner:
     def _plan_count(self, case: Case) -> Step:
         """Plan the compile of a benchmark's modules for the counter, and the count."""
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
-        step = self._make_check(case, Stage.COUNT, flag_errors, notes=notes)
+        runtime = self._context.runtime_of(case.target)
+        step = self._make_check(case, Stage.COUNT, flag_errors, runtime, notes=notes)
         needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
         if not step.skip:
             needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
-        tool = self._context.runtime_of(case.target).benchmark_module
-        argv = make_benchmark_argv(tool, case, flags, self._counted_paths)
+        argv = make_benchmark_argv(runtime.benchmark_module, case, flags, self._counted_paths)
         archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
@@ -572,6 +550,7 @@ class _Planner:
             case,
             stage,
             flag_errors,
+            runtime,
             needs=(*module_needs, *self._fetch_needs([*chains, case.chain])),
             command=Command(argv, case.working_directory or self._locate(case, stage), runner=runtime.runner),
             inputs=self._list_run_inputs(case),

@@ -34,7 +34,7 @@ from iree_gauntlet.engine.judging import (
 from iree_gauntlet.engine.processes.run_client import RunOutput  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.measuring.code.emulated_crash import EmulatedCrash, find_function, make_crash_argv
+from iree_gauntlet.measuring.code.emulated_crash import EmulatedCrash, make_crash_argv
 from iree_gauntlet.measuring.code.module_code import list_module_bodies
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe_check
 from iree_gauntlet.measuring.numerics.arrays import (
@@ -181,9 +181,8 @@ def _locate_crash(step: Step, processes: Processes) -> str:
     except (OSError, ValueError):
         return ""
     modules = [Path(text) for text in list_values(command, "--module=")]
-    code = bytes.fromhex(crash.code)
-    dispatch = find_function(code, (entry for module in modules for entry in list_module_bodies(module)))
-    instruction = f", instruction {crash.instruction}" if code else ""
+    dispatch = crash.find_function([entry for module in modules for entry in list_module_bodies(module)])
+    instruction = f", instruction {crash.instruction}" if crash.instruction else ""
     return f" at {crash.address:#x}{instruction}" + (f", in dispatch {dispatch}" if dispatch else "")
 
 

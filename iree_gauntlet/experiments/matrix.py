@@ -68,9 +68,7 @@ def matrix(
             "Give one of them to vary only the other side, or neither.",
         )
     else:
-        # Several targets are sides too: one IREE runs all of them.
-        irees = irees or (("installed",) if len(request.selection.target) > 1 else ())
-        named_irees = name_irees(_combine(irees, request.selection.variant))
+        named_irees = name_irees(_combine(irees, request.selection.variant, request.selection.target))
     # Report mistakes in the selection before anything is installed.
     variants = request.selection.variant
     setup = make_setup(replace(request, selection=replace(request.selection, variant=())), machines)
@@ -256,8 +254,12 @@ def resume_irees(
     return opening.irees, request.with_resumed_options(kept_options.options)
 
 
-def _combine(irees: Sequence[str], variants: Sequence[str]) -> Sequence[str]:
-    """Return each IREE without and with each variant alone; the IREEs unchanged if one names such a variant."""
+def _combine(irees: Sequence[str], variants: Sequence[str], targets: Sequence[str] = ()) -> Sequence[str]:
+    """Return each IREE without and with each variant alone; the IREEs unchanged if one names such a variant.
+
+    Several targets need no IREEs to be compared: the installed one runs them all.
+    """
+    irees = irees or (("installed",) if len(targets) > 1 else ())
     names = [text.partition("=")[0] for text in variants]
     if not variants or any(name in split_side(iree)[1] for iree in irees for name in names):
         return irees

@@ -88,7 +88,7 @@ class Installer:
     ) -> None:
         """Install into an environment that `make_environment` has made; errors end with the program's output.
 
-        Wheels of another architecture, which are never imported, are checked by the hashes of the index.
+        Wheels of another architecture, which are never imported, are checked by the hashes that the index gives.
         """
         message, common = (
             f"uv cannot install {' '.join(requirements)}",
@@ -101,7 +101,7 @@ class Installer:
             names.write_text("\n".join(requirements), encoding="utf-8")
             compiling = ("pip", "compile", "--quiet", "--generate-hashes", str(names), "-o", str(pins))
             self._run((*compiling, *common), lock_fd, news, message)
-            packages = ("--require-hashes", "-r", str(pins))
+            packages = ("-r", str(pins))
         self._run(("pip", "install", *common, *packages), lock_fd, news, message)
 
     def list_versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.environments import Recipe
 from iree_gauntlet.toolchains.installed import RUNTIME_WHEEL, find_runtime_on, find_site_packages
 from iree_gauntlet.toolchains.installer import Sources
@@ -55,6 +56,21 @@ class TargetRuntime:
     def name(self) -> str:
         """The runner's name, for people."""
         return Path(self.runner[0]).name if self.runner else "this machine"
+
+    @property
+    def calls_obstacle(self) -> str:
+        """Why it cannot make several calls in one process; empty if it can."""
+        return (
+            f"several calls are made by IREE's Python bindings, which {self.name} does not run" if self.runner else ""
+        )
+
+    def explain_no_call(self, stage: Stage, target: Target) -> str:
+        """Return why a stage cannot be measured with this runtime; empty if it can."""
+        if stage is Stage.COUNT and self.runner:
+            return f"instructions are counted of this machine's programs, but {self.name} runs {target.name}"
+        if stage is Stage.BENCHMARK and self.is_emulated:
+            return f"no time: {self.name} emulates {target.name}, and its times say nothing about the processor"
+        return ""
 
 
 def find_target_runtime(target: Target, toolchain: Toolchain | None, locations: ToolchainLocations) -> TargetRuntime:

@@ -80,7 +80,7 @@ def test_another_architecture_takes_the_place_of_this_machine(tmp_path: Path) ->
     for chain in ("m/s", "m/own"):
         (host,) = [word for word in find_argv(made, f"{chain}@cpu:compile") if word.startswith("--iree-llvmcpu-target")]
         assert host == "--iree-llvmcpu-target-cpu=host"
-        for chip in CPU.kind.architectures:
+        for chip in ("aarch64", "riscv64"):
             argv = find_argv(made, f"{chain}@cpu-{chip}:compile")
             flags = tuple(word for word in argv if word.startswith("--iree-llvmcpu-target"))
             assert flags == CPU.kind.architectures[chip].flags

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def test_another_architecture_is_compiled_and_not_run(project: Project) -> None:
-    chip = next(name for name in CPU.architectures if name != platform.machine().replace("arm64", "aarch64"))
+    # IREE has no wheel of its runtime for it.
+    chip = "riscv64"
     project.regression()
     # Both have modules for the device `local-task`.
     done = project.gauntlet("run", "--target", "cpu", "--target", chip)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,12 +16,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.system import file_lock
+from iree_gauntlet.targets import Target
+from iree_gauntlet.toolchains import target_runtimes
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import ToolchainLocations, find_toolchain, provide_environment
 from iree_gauntlet.toolchains.installer import Installer, Sources
+from iree_gauntlet.toolchains.target_runtimes import find_target_runtime
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_source import make_commit_packages, make_source_builds
 from tests.support.iree_wheels import write_release_wheels, write_wheel
@@ -29,7 +34,6 @@ from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _INSTALL = """
 import sys
@@ -124,6 +128,47 @@ def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None
     assert again.compiler.identity == tools.compiler.identity
     assert releases.installs() == 1
     assert releases.used[0] == path
+
+
+def test_the_runtime_of_another_architecture_is_installed_beside_the_releases(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_runtimes, "_MACHINE", "x86_64")
+    monkeypatch.setattr(target_runtimes, "explain_missing_runner", lambda _target: "")
+    toolchain = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
+    target = Target("cpu", "aarch64")
+    found = find_target_runtime(target, toolchain, releases.place(offline=True))
+    assert "cpu-aarch64: IREE 3.9.0 for manylinux_2_28_aarch64 is not installed" in found.obstacle
+    assert found.obstacle.endswith("with network access: run once; --stages compile makes them")
+    found = find_target_runtime(target, toolchain, releases.place())
+    folder = releases.folder / releases.place().environments.make_path("3.9.0-manylinux_2_28_aarch64").name
+    assert Path(found.run_module).is_relative_to(folder)
+    assert (found.runner, found.is_emulated, found.obstacle) == (target.runner, True, "")
+    assert find_target_runtime(target, toolchain, releases.place(offline=True)) == found
+    assert releases.installs() == 2
+    # A wheel for another architecture is no release that `--iree` means.
+    assert provide_environment(parse_choice(">=3.8,<3.10"), releases.place(offline=True)).label == "3.9.0"
+
+
+def test_a_folder_with_tools_is_a_runtime(releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_runtimes, "_MACHINE", "x86_64")
+    monkeypatch.setattr(target_runtimes, "explain_missing_runner", lambda _target: "")
+    toolchain = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
+    ready_made = CPU.architectures["riscv64"]
+    target = Target("cpu", "riscv64", definition=replace(ready_made, runtime=str(tmp_path)))
+    found = find_target_runtime(Target("cpu", "riscv64"), toolchain, releases.place())
+    assert (
+        "IREE has no wheel of its runtime for riscv64. Name a folder with its tools in gauntlet.toml" in found.obstacle
+    )
+    found = find_target_runtime(target, toolchain, releases.place())
+    assert f"{tmp_path}/iree-run-module, the runtime of [targets.riscv64], is no program" in found.obstacle
+    for name in ("iree-run-module", "iree-benchmark-module"):
+        (tmp_path / name).touch(0o755)
+    found = find_target_runtime(target, toolchain, releases.place())
+    assert (found.run_module, found.obstacle) == (f"{tmp_path}/iree-run-module", "")
+    build = replace(toolchain, runtime=replace(toolchain.runtime, release="unknown"))
+    found = find_target_runtime(Target("cpu", "aarch64"), build, releases.place())
+    assert "the runtime's release is unknown, which no wheel has" in found.obstacle
 
 
 def test_a_range_means_its_newest_release(releases: Releases) -> None:

@@ -1,0 +1,194 @@
+"""Targets of other architectures: their names, runners, steps and definitions."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.device_kinds import CPU as CPU_KIND
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.dialects.locations import find_target
+from iree_gauntlet.errors import SpecError, UsageError
+from iree_gauntlet.stages import Stage
+from iree_gauntlet.steps import Command
+from iree_gauntlet.targets import Target, parse_target, split_vector_bits
+from iree_gauntlet.toolchains import target_runtimes
+from iree_gauntlet.toolchains.target_runtimes import TargetRuntime, explain_missing_runner, runs_natively
+from iree_gauntlet.torch_models.torch_chain import choose_target
+from tests.support import spec_trees
+from tests.support.spec_trees import CPU, find_step, load, plan, write_tree
+
+if TYPE_CHECKING:
+    from iree_gauntlet.engine.plan import Plan
+
+ARM = Target("cpu", "aarch64")
+QEMU = TargetRuntime("/arm/iree-run-module", "/arm/iree-benchmark-module", ("qemu-aarch64", "-L", "/root"), True)
+BOARD = TargetRuntime("/arm/iree-run-module", "/arm/iree-benchmark-module", ("ssh", "board"))
+NAME = "regression_tests/m/s_cpu.json"
+REGRESSION: dict[str, Any] = spec_trees.HIP_SPEC | {"device": "local-task"}
+BENCHMARK: dict[str, Any] = spec_trees.BENCHMARK | {"device": "local-task", "benchmark_flags": []}
+MEASURING = (Stage.THRESHOLD, Stage.COUNT, Stage.MEMORY, Stage.BENCHMARK)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "processor", "bits"),
+    [
+        ("arm64", "cpu-aarch64", "aarch64", 0),
+        ("aarch64", "cpu-aarch64", "aarch64", 0),
+        ("cpu-arm64", "cpu-aarch64", "aarch64", 0),
+        ("arm64-sve@512", "cpu-aarch64-sve-512", "aarch64-sve", 512),
+        ("cpu-aarch64-sve-512", "cpu-aarch64-sve-512", "aarch64-sve", 512),
+        ("ARM64-SVE", "cpu-aarch64-sve", "aarch64-sve", 0),
+        ("riscv64@256", "cpu-riscv64-256", "riscv64", 256),
+        ("arm64-grace", "cpu-aarch64-grace", "aarch64-grace", 0),
+    ],
+)
+def test_a_name_says_architecture_processor_and_length(text: str, name: str, processor: str, bits: int) -> None:
+    target = parse_target(text)
+    assert target is not None
+    assert (target.name, target.processor_name, target.vector_bits) == (name, processor, bits)
+    assert target.golden_names == (processor,)
+    assert parse_target(target.name) == target
+    assert split_vector_bits(name) == (name.removesuffix(f"-{bits}"), bits)
+
+
+@pytest.mark.parametrize("text", ["arm64x", "arm64-sve@100", "arm64-sve@", "cpu@128", "x86_64"])
+def test_other_texts_are_no_names(text: str) -> None:
+    assert parse_target(text) is None
+
+
+def test_a_processor_without_a_length_includes_all_lengths() -> None:
+    sve, longer = (Target("cpu", f"aarch64-sve{length}") for length in ("", "-512"))
+    assert sve.covers(longer)
+    assert not longer.covers(sve)
+    assert not ARM.covers(sve)
+    assert not CPU.covers(ARM)
+
+
+def test_the_runner_gets_the_length_of_vectors() -> None:
+    assert Target("cpu", "aarch64-sve-512").runner[-1] == "max,sve-max-vq=4,sve-default-vector-length=64"
+    assert Target("cpu", "aarch64-sve").runner[-1].endswith("=1,sve-default-vector-length=16")
+    assert Target("cpu", "riscv64-256").runner[-1] == "rv64,v=true,vlen=256"
+    assert CPU.runner == Target("cpu", "aarch64-grace").runner == ()
+
+
+def test_a_triple_among_flags_names_the_target() -> None:
+    local = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+    assert find_target((*local, "--iree-llvmcpu-target-triple=aarch64-linux-gnu")) == ARM
+    assert find_target((*local, "--iree-llvmcpu-target-triple=x86_64-linux-gnu")) == CPU
+
+
+def _plan(folder: Path, runtime: TargetRuntime, **spec: Any) -> Plan:
+    tree = write_tree(folder, {NAME: REGRESSION | spec, "benchmarks/m/s_cpu.json": BENCHMARK})
+    return plan(load(tree, ARM), MEASURING, runtime_of=lambda _target: runtime)
+
+
+def test_an_emulator_runs_the_tools_and_gives_no_times(tmp_path: Path) -> None:
+    emulated, here = _plan(tmp_path / "a", QEMU), _plan(tmp_path / "b", TargetRuntime())
+    step = find_step(emulated, "m/s@cpu-aarch64:threshold")
+    assert (step.required_command.runner, step.required_command.argv[0]) == (QEMU.runner, QEMU.run_module)
+    assert step.required_command.words[:4] == (*QEMU.runner, QEMU.run_module)
+    assert step.timeout == 10 * find_step(here, step.id).timeout
+    assert find_step(emulated, "m/s@cpu-aarch64:memory").required_command.runner == QEMU.runner
+    skips = {stage: find_step(emulated, f"m/s@cpu-aarch64:{stage}").skip for stage in (Stage.BENCHMARK, Stage.COUNT)}
+    assert skips == {
+        Stage.BENCHMARK: "no time: qemu-aarch64 emulates cpu-aarch64, and its times say nothing about the processor",
+        Stage.COUNT: "instructions are counted of this machine's programs, but qemu-aarch64 runs cpu-aarch64",
+    }
+    compile_step = find_step(emulated, "m/s@cpu-aarch64:compile")
+    assert not compile_step.required_command.runner
+    assert not emulated.obstacles
+
+
+def test_a_runner_with_a_real_processor_is_timed(tmp_path: Path) -> None:
+    step = find_step(_plan(tmp_path, BOARD), "m/s@cpu-aarch64:benchmark")
+    assert not step.skip
+    assert step.required_command.words[:3] == ("ssh", "board", BOARD.benchmark_module)
+
+
+def test_a_runner_makes_no_several_calls(tmp_path: Path) -> None:
+    call = {"function": "f", "inputs": [], "outputs": []}
+    spec = {key: value for key, value in REGRESSION.items() if key not in ("inputs", "outputs", "run_function")}
+    tree = write_tree(tmp_path, {NAME: spec | {"calls": [call, call]}})
+    made = plan(load(tree, ARM), [Stage.THRESHOLD], runtime_of=lambda _target: QEMU)
+    blocked = find_step(made, "m/s@cpu-aarch64:threshold").blocked
+    assert blocked == "several calls are made by IREE's Python bindings, which qemu-aarch64 does not run"
+
+
+def test_a_command_is_typed_with_its_runner() -> None:
+    command = Command(("iree-run-module", "--flag"), "/run", runner=("qemu-aarch64", "-cpu", "max"))
+    assert command.command_line == "cd /run && qemu-aarch64 -cpu max iree-run-module --flag"
+    assert Command.from_dict(command.as_dict()) == command
+    assert "runner" not in Command(("a",), "/").as_dict()
+
+
+def _read(folder: Path, text: str) -> dict[str, Any]:
+    (folder / "gauntlet.toml").write_text(text, encoding="utf-8")
+    return dict(read_configuration(folder, {"XDG_CONFIG_HOME": str(folder / "none")}).targets)
+
+
+def test_settings_define_processors(tmp_path: Path) -> None:
+    definitions = _read(
+        tmp_path,
+        """
+        [targets.arm64-grace]
+        compiler_flags = ["--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=neoverse-v2"]
+        runner = ["ssh", "grace"]
+        has_times = true
+
+        [targets.riscv64]
+        runtime = "/opt/iree-riscv64/bin"
+        """,
+    )
+    ready = CPU_KIND.architectures
+    grace, riscv = definitions["aarch64-grace"], definitions["riscv64"]
+    assert grace.flags[-1] == "--iree-llvmcpu-target-cpu=neoverse-v2"
+    assert (grace.runner, grace.has_times, grace.is_ready_made) == (("ssh", "grace"), True, False)
+    assert grace.runtime == ready["aarch64"].runtime
+    assert (riscv.runtime, riscv.runner) == ("/opt/iree-riscv64/bin", ready["riscv64"].runner)
+    # A runner that the user wrote is used on a machine of that architecture too.
+    assert not runs_natively(Target("cpu", "aarch64-grace", definition=grace))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[targets.mips]", "'mips' is no name of a processor"),
+        ('[targets."arm64-sve@512"]', "is no name of a processor"),
+        ('[targets.arm64]\nrunner = "qemu-aarch64 -cpu max"', "targets.arm64.runner"),
+        ('[targets.arm64]\nruntime = "manylinux_2_28_aarch64"', "wheel:PLATFORM, or an absolute folder"),
+        ("[targets.arm64]\ncompiler_flags = ['O3']", "targets.arm64.compiler_flags"),
+        ("[targets.arm64]\nruner = []", "did you mean 'runner'"),
+    ],
+)
+def test_a_wrong_definition_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        _read(tmp_path, text)
+    assert message in " ".join(map(str, raised.value.problems))
+
+
+def test_what_a_runner_lacks_is_named_with_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packages = "(Debian, Ubuntu: apt install qemu-user libc6-arm64-cross libstdc++6-arm64-cross)"
+    assert explain_missing_runner(ARM) == f"qemu-aarch64 is not installed {packages}"
+    (tmp_path / "qemu-aarch64").touch(0o755)
+    monkeypatch.setattr(Path, "is_dir", lambda _path: False)
+    missing = f"/usr/aarch64-linux-gnu, with the libraries of aarch64, does not exist {packages}"
+    assert explain_missing_runner(ARM) == missing
+
+
+def test_a_machine_of_the_architecture_needs_no_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert platform.machine().replace("arm64", "aarch64") == target_runtimes._MACHINE
+    monkeypatch.setattr(target_runtimes, "_MACHINE", "aarch64")
+    assert runs_natively(ARM)
+    assert runs_natively(CPU)
+    assert not runs_natively(Target("cpu", "aarch64-sve-512"))
+    assert not runs_natively(Target("cpu", "riscv64"))
+
+
+def test_bench_says_that_it_measures_this_machine() -> None:
+    with pytest.raises(UsageError, match="--target arm64: models are measured on this machine"):
+        choose_target("local-task", "arm64")
