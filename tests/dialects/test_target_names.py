@@ -12,9 +12,11 @@ from iree_gauntlet.device_kinds import CPU as CPU_KIND
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.errors import SpecError, UsageError
+from iree_gauntlet.experiments.matrix import _combine
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command
 from iree_gauntlet.targets import Target, parse_target, split_vector_bits
+from iree_gauntlet.tasks import doctor
 from iree_gauntlet.toolchains import target_runtimes
 from iree_gauntlet.toolchains.target_runtimes import TargetRuntime, explain_missing_runner, runs_natively
 from iree_gauntlet.torch_models.torch_chain import choose_target
@@ -23,6 +25,7 @@ from tests.support.spec_trees import CPU, find_step, load, plan, write_tree
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
+    from tests.support.toy_project import Project
 
 ARM = Target("cpu", "aarch64")
 QEMU = TargetRuntime("/arm/iree-run-module", "/arm/iree-benchmark-module", ("qemu-aarch64", "-L", "/root"), True)
@@ -192,3 +195,33 @@ def test_a_machine_of_the_architecture_needs_no_runner(monkeypatch: pytest.Monke
 def test_bench_says_that_it_measures_this_machine() -> None:
     with pytest.raises(UsageError, match="--target arm64: models are measured on this machine"):
         choose_target("local-task", "arm64")
+
+
+def test_doctor_says_what_each_processor_needs(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_runtimes, "_MACHINE", "x86_64")
+    monkeypatch.setattr(Path, "is_dir", lambda _path: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(project.folder)
+    (tmp_path / "qemu-riscv64").touch(0o755)
+    (project.folder / "gauntlet.toml").write_text('[targets.riscv64-board]\nrunner = []\nruntime = "/opt/iree"\n')
+    lines = {finding.area: (finding.status, finding.text, finding.hint) for finding in doctor._check_architectures()}
+    packages = "apt install qemu-user libc6-arm64-cross libstdc++6-arm64-cross (Debian, Ubuntu)"
+    missing = ("info", "compiles, does not run: qemu-aarch64 is not installed", packages)
+    assert lines["target aarch64"] == lines["target aarch64-sve"] == missing
+    assert lines["target riscv64"][:2] == ("info", "compiles, does not run: IREE has no wheel for it")
+    assert lines["target riscv64-board"][1] == "compiles, and runs by this machine (runtime: /opt/iree)"
+
+
+def test_several_targets_of_a_matrix_need_no_irees() -> None:
+    assert _combine((), (), ("arm64-sve@128", "arm64-sve@512")) == ("installed",)
+    assert _combine((), (), ("arm64",)) == ()
+    assert _combine(("3.12.0",), (), ("arm64", "cpu")) == ("3.12.0",)
+
+
+def test_a_target_that_nobody_defines_is_refused(project: Project) -> None:
+    done = project.gauntlet("run", "--target", "arm64-grace")
+    assert done.code == 2
+    assert "target cpu-aarch64-grace: nothing defines 'aarch64-grace'" in done.text
+    assert "Define it as [targets.aarch64-grace] in gauntlet.toml" in done.text
