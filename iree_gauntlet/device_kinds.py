@@ -45,7 +45,8 @@ class Processor:
         runner: the words before the command line of a tool; `{vq}`, `{bytes}` and `{bits}` stand for the length of its
             vectors (`vq`: in units of 128 bits).
         packages: the packages of Debian and Ubuntu that have the runner and what it needs.
-        has_times: True if the runner runs programs on such a processor, so that their times mean something.
+        has_times: True if the runner runs programs on such a processor, so that their times mean something; a board
+            does, unless it has a runner of its own.
         is_ready_made: True if it is this toolkit's; if this machine is such a processor, it needs no runner.
     """
 
@@ -130,6 +131,11 @@ _ARCHITECTURES = {
         _ARM_WHEEL,
         (*_ARM_RUNNER, "max,sve-max-vq={vq},sve-default-vector-length={bytes}"),
         _ARM_PACKAGES,
+    ),
+    # For boards, which are reached from any machine; no runner is ready-made.
+    "x86_64": Processor(
+        ("--iree-llvmcpu-target-triple=x86_64-linux-gnu", "--iree-llvmcpu-target-cpu=generic"),
+        "wheel:manylinux_2_28_x86_64",
     ),
     # There is no wheel of IREE's runtime for it.
     "riscv64": Processor(

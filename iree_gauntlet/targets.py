@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.device_kinds import DEVICE_KINDS, ROCM, DeviceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.device_kinds import Processor
 
@@ -27,6 +28,23 @@ _CODE_GENERATORS = "|".join(sorted({kind.code_generator for kind in DEVICE_KINDS
 _TARGET_FLAG = re.compile(
     rf"--?iree-(?:hal-target-|hal-local-|(?:codegen-)?(?:{_CODE_GENERATORS})-|(?:{'|'.join(_KINDS_BY_NAME)})-)"
 )
+
+# The options of ssh(1) that take a value.
+_SSH_VALUE_OPTIONS = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+
+
+def split_board(runner: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a runner into ssh with its options and host, and the runner there; the first is empty without ssh."""
+    if not runner or Path(runner[0]).name != "ssh":
+        return (), tuple(runner)
+    position = 1
+    while position < len(runner) and runner[position].startswith("-"):
+        letters = runner[position][1:]
+        number = next((index for index, letter in enumerate(letters) if letter in _SSH_VALUE_OPTIONS), None)
+        position += 2 if number is not None and number == len(letters) - 1 else 1
+    if position >= len(runner):
+        return (), tuple(runner)
+    return tuple(runner[: position + 1]), tuple(runner[position + 1 :])
 
 
 @dataclass(frozen=True, slots=True, order=True)

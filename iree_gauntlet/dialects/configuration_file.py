@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +22,7 @@ from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
-from iree_gauntlet.targets import ARCHITECTURES, parse_target
+from iree_gauntlet.targets import ARCHITECTURES, parse_target, split_board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -126,10 +127,19 @@ class _TargetTable(StrictDocument):
     runtime: Annotated[str, expect("wheel:PLATFORM, or an absolute folder", _RUNTIME.fullmatch)] | None = about(
         None, "IREE's tools for it: wheel:manylinux_2_28_aarch64, or a folder."
     )
-    runner: list[Text] | None = about(
-        None, "Words before the tools' command lines; {vq}, {bytes} and {bits} are the length of a vector."
+    runner: list[Text] | Text | None = about(
+        None,
+        "Words before the tools' command lines, or 'ssh HOST'; {vq}, {bytes} and {bits} are the length of a vector.",
     )
-    has_times: bool = about(False, "Whether the runner runs programs on such a processor: times count.")
+    has_times: bool | None = about(
+        None, "Whether the runner runs programs on such a processor: times count (default: if it is ssh HOST)."
+    )
+
+    @property
+    def runner_words(self) -> tuple[str, ...] | None:
+        """The words of the runner; None if it is the ready-made one."""
+        words = shlex.split(self.runner) if isinstance(self.runner, str) else self.runner
+        return None if words is None else tuple(words)
 
 
 class SettingsFile(WithVariants):
@@ -209,14 +219,16 @@ def _make_processor(target: Target, table: _TargetTable) -> Processor:
     """Make the processor of a definition; the fields that it lacks are those of the ready-made one."""
     ready_made = target.kind.architectures
     processor = ready_made.get(target.chip) or ready_made[target.architecture]
+    words = table.runner_words
+    board, rest = split_board(words or ())
     return replace(
         processor,
         flags=processor.flags if table.compiler_flags is None else tuple(table.compiler_flags),
         runtime=processor.runtime if table.runtime is None else table.runtime,
-        runner=processor.runner if table.runner is None else tuple(table.runner),
-        packages=processor.packages if table.runner is None else "",
-        has_times=table.has_times,
-        is_ready_made=table.runner is None,
+        runner=processor.runner if words is None else words,
+        packages=processor.packages if words is None else "",
+        has_times=bool(board) and not rest if table.has_times is None else table.has_times,
+        is_ready_made=words is None,
     )
 
 
@@ -227,8 +239,11 @@ def _read_settings(path: Path) -> SettingsFile:
         for prefix, options in table.stores.items()
         for field, *problem in _check_store(prefix, options)
     ]
-    for name in table.targets:
-        target = parse_target(name)
+    for name, definition in table.targets.items():
+        target, words = parse_target(name), definition.runner_words or ("",)
+        if Path(words[0]).name == "ssh" and not split_board(words)[0]:
+            hint = 'Such as ssh HOST, or ["ssh", "-p", "2222", "HOST"].'
+            problems.append(Problem(str(path), 0, f"targets.{name}.runner", "ssh has no host", hint))
         if target is None or not target.architecture or target.vector_bits:
             hint = f"Such as {', '.join(ARCHITECTURES)}, or a name that begins with one: arm64-grace."
             problems.append(Problem(str(path), 0, f"targets.{name}", f"{name!r} is no name of a processor", hint))

@@ -203,7 +203,8 @@ def find_target(flags: Iterable[str]) -> Target:
     if target is None:
         return Target(next((name for name in target_names if _FAMILY_NAME.fullmatch(name)), "cpu"))
     other_processor = parse_target(values.get(_TRIPLE_FLAG, "").partition("-")[0])
-    if target.kind.is_cpu and other_processor and VMVX.family not in target_names:
+    # A triple of x86-64, which has no ready-made runner, is usual in specs for this machine.
+    if target.kind.is_cpu and other_processor and other_processor.runner and VMVX.family not in target_names:
         return other_processor
     local_target = parse_target(values.get(_TARGET_FLAGS[-1], ""))
     if target.kind.is_cpu and local_target and local_target.kind.device == target.kind.device:

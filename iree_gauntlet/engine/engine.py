@@ -431,7 +431,7 @@ class Engine:
         gpu = get_gpu(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         outcome = processes.run(step)
-        state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
+        state = outcome.board_state or watch.ended(own_cpu_seconds=outcome.cpu_seconds)
         samples = self._read_samples(step, outcome)
         if isinstance(samples, Result):
             return samples

@@ -75,7 +75,7 @@ def open_session(folder: Path, log: _OpenLog, progress: Progress) -> Iterator[Se
     """Yield a session; leaving the block ends all its processes."""
     cancel_event = threading.Event()
     locks = make_machine_locks(os.environ, cancel_event)
-    with Supervisor(locks=locks.held_here) as supervisor:
+    with Supervisor(locks=locks.held_here, on_wait=progress.waiting) as supervisor:
         yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancel_event)
 
 

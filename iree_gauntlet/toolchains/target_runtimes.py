@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.targets import split_board
 from iree_gauntlet.toolchains.environments import Recipe
 from iree_gauntlet.toolchains.installed import RUNTIME_WHEEL, find_runtime_on, find_site_packages
 from iree_gauntlet.toolchains.installer import Sources
@@ -102,11 +103,14 @@ def runs_natively(target: Target) -> bool:
 
 def explain_missing_runner(target: Target) -> str:
     """Return what the runner of a target lacks on this machine, and how to get it; empty if nothing is missing."""
-    runner, packages = target.runner, target.processor.packages if target.processor else ""
+    board, rest = split_board(target.runner)
+    runner, packages = board or rest, target.processor.packages if target.processor else ""
+    if not runner:
+        return f"no runner is known: name one in gauntlet.toml, [targets.{target.processor_name}] runner"
     advice = f" (Debian, Ubuntu: apt install {packages})" if packages else ""
-    if runner and shutil.which(runner[0]) is None:
+    if shutil.which(runner[0]) is None:
         return f"{runner[0]} is not installed{advice}"
-    roots = [word for option, word in itertools.pairwise(runner) if option == _ROOT_OPTION]
+    roots = [word for option, word in itertools.pairwise(() if board else runner) if option == _ROOT_OPTION]
     missing_root = next((root for root in roots if not Path(root).is_dir()), "")
     return (
         f"{missing_root}, with the libraries of {target.architecture}, does not exist{advice}" if missing_root else ""
@@ -116,6 +120,9 @@ def explain_missing_runner(target: Target) -> str:
 def _find_tools(target: Target, toolchain: Toolchain, locations: ToolchainLocations) -> tuple[str, str]:
     """Return the paths of iree-run-module and iree-benchmark-module for a target."""
     source = target.processor.runtime if target.processor else ""
+    if target.architecture == _MACHINE and source == target.kind.architectures[_MACHINE].runtime:
+        # The wheel for this machine's architecture is the installed one; a board gets it.
+        return toolchain.runtime.run_module, toolchain.runtime.benchmark_module
     if source.startswith(_WHEEL):
         wheel_platform = source.removeprefix(_WHEEL)
         recipe = _make_recipe(toolchain.runtime.release, wheel_platform, locations.nightly_links)

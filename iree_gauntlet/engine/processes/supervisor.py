@@ -21,17 +21,21 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.processes import reaper
+from iree_gauntlet.engine.processes.boards import Board, BoardError
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.system.short_process import TAIL_LINES, get_signal_name, read_tail
+from iree_gauntlet.targets import split_board
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from iree_gauntlet.measuring.machine.disturbance import RoundState
     from iree_gauntlet.steps import Command
 
 
@@ -100,6 +104,7 @@ class Outcome:
         truncated: True if there is more output than the tail shows.
         stuck: True if the process outlived SIGKILL (a driver holds it) and still exists.
         out_of_memory: True if the process reached its memory limit.
+        board_state: the state of the board that the process ran on, if it was a benchmark there; None on this machine.
     """
 
     exit_code: int | None
@@ -114,6 +119,7 @@ class Outcome:
     stuck: bool = False
     out_of_memory: bool = False
     notes: tuple[str, ...] = ()
+    board_state: RoundState | None = None
 
 
 @dataclass(kw_only=True)
@@ -129,16 +135,19 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
         locks: returns descriptors of the locks that the calling thread holds. A process that the thread starts holds
             these locks too, so they stay locked until the process is gone, even if the toolkit dies.
+        on_wait: called with a line that names the holder, if a process waits for a board.
     """
 
     grace: float = _GRACE_SECONDS
     kill_patience: float = _KILL_TIMEOUT_SECONDS
     locks: Callable[[], Sequence[int]] = tuple
+    on_wait: Callable[[str], object] = str
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reaper: subprocess.Popen[bytes] | None = None
     _control: socket.socket | None = None
     _cancels: int = 0
     _close_flag: bool = False
+    _boards: dict[tuple[str, ...], Board] = field(default_factory=dict)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -146,7 +155,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     def run(
         self, command: Command, *, stdout: Path, stderr: Path, timeout: float, tmpdir: Path | None = None
     ) -> Outcome:
-        """Run a process to its end.
+        """Run a process to its end, on this machine, or on the board that its runner names.
 
         Args:
             command: the command to run. An empty `cwd` means the toolkit's own.
@@ -157,8 +166,25 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
 
         Raises:
             ToolchainError: the executable is missing or cannot be run.
-            GauntletError: the working folder is missing, a log cannot be written, or the reaper was killed.
+            GauntletError: the working folder is missing, a log cannot be written, the reaper was killed, or the board
+                cannot run it.
         """
+        run_here = partial(self._run_here, stdout=stdout, stderr=stderr, timeout=timeout, tmpdir=tmpdir)
+        words, runner = split_board(command.runner)
+        if not words:
+            return run_here(command)
+        with self._lock:
+            board = self._boards.setdefault(words, Board(words, self.on_wait))
+        try:
+            return board.run(replace(command, runner=runner), run_here)
+        except BoardError:
+            if self._cancels:
+                return Outcome(None, cancelled=True)
+            raise
+
+    def _run_here(
+        self, command: Command, *, stdout: Path, stderr: Path, timeout: float, tmpdir: Path | None
+    ) -> Outcome:
         if self._cancels:
             return Outcome(None, cancelled=True)
         with contextlib.ExitStack() as stack:
@@ -200,6 +226,8 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             # A dead reaper has nothing left to cancel.
             with contextlib.suppress(OSError):
                 control.send(b"c")
+        for board in tuple(self._boards.values()):
+            board.cancel()
 
     def close(self) -> None:
         """Kill the remaining processes and end the reaper; `run` may not be called afterwards."""
@@ -211,6 +239,8 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             control.close()
         if process is not None:
             process.wait()
+        for board in self._boards.values():
+            board.close()
 
     def _ask(self, request: Request) -> ProcessReport:
         """Send a request and wait for its report.

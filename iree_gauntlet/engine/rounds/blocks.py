@@ -305,17 +305,18 @@ def _strip_numbers(cause: str) -> str:
 def list_cpu_sets(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     """Return the CPU sets to try for a benchmark: first empty (the spec's own way), then 1 CPU, then 1 per worker.
 
-    A benchmark on a GPU, or with its own topology flags, gets only the spec's own way. `root` is the folder of /sys.
+    A benchmark on a GPU or a board, or with its own topology flags, gets only the spec's own way. `root` is the folder
+    of /sys.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # only Linux can report and pin
-    device = step.resources.device
+    device, command = step.resources.device, step.required_command
     if affinity is None or shutil.which("taskset") is None or device not in (LOCAL_TASK.name, LOCAL_SYNC.name):
+        return ((),)
+    if command.runner:
         return ((),)
     available = sorted(affinity(0))
     cores = choose_fastest_cores(root, available)
-    topology = dict(
-        argument.partition("=")[::2] for argument in step.required_command.argv if argument.startswith(TOPOLOGY_PREFIX)
-    )
+    topology = dict(argument.partition("=")[::2] for argument in command.argv if argument.startswith(TOPOLOGY_PREFIX))
     workers = topology.pop(_WORKERS_FLAG, "")
     if topology or (workers and not workers.isdecimal()):
         return ((),)

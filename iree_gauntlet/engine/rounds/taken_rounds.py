@@ -204,7 +204,7 @@ def run_round(measurement: Measurement, processes: Processes, name: str) -> Roun
     step = measurement.step
     watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
     outcome = processes.run(step, measurement.command, name=name)
-    state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
+    state = outcome.board_state or watch.ended(own_cpu_seconds=outcome.cpu_seconds)
     times: tuple[float, ...] = ()
     failure = ""
     if outcome.exit_code != 0:
@@ -321,9 +321,10 @@ def confirm_time(
 
 
 def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
-    """Return a text if the CPU time of the rounds proves a breach despite disturbances; else, and on GPUs, empty."""
+    """Return a text if the CPU time of rounds here, on a CPU, proves a breach despite disturbances; else empty."""
     cpus = 1 if step.resources.device == LOCAL_SYNC.name else read_machine_facts().cores
-    min_ms = 0.0 if get_gpu(step) else find_least_time(costs, Statistic(check.statistic), cpus)
+    is_elsewhere = get_gpu(step) or step.required_command.runner
+    min_ms = 0.0 if is_elsewhere else find_least_time(costs, Statistic(check.statistic), cpus)
     if check.limit is None or min_ms <= check.limit:
         return ""
     return f"by its CPU time it takes at least {min_ms:.4g} ms, which no disturbance can explain"

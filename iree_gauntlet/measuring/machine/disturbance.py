@@ -60,6 +60,7 @@ class RoundState:
     Attributes:
         all_cpus: the use of all CPUs; None if the kernel does not report it.
         own_cpus: the use of the CPUs that the round was pinned to; None if it was not pinned.
+        board: the board that was read; empty for this machine.
     """
 
     before: MachineState
@@ -67,6 +68,7 @@ class RoundState:
     seconds: float
     all_cpus: CpuUse | None
     own_cpus: CpuUse | None = None
+    board: str = ""
 
     @property
     def state_with_cpu_use(self) -> MachineState:
@@ -92,6 +94,7 @@ class RoundState:
             "on_battery": end.on_battery,
             "gpu_problem": end.gpu_problem or start.gpu_problem or None,
             "gpus": [gpu.as_dict() for gpu in end.gpus] or None,
+            "board": self.board or None,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -90,7 +90,7 @@ def _count_usable_cores(root: Path) -> int:
     """Return the number of logical CPUs that this process may use, by affinity and by its cgroup's quota."""
     # The function does not exist on every system, and typeshed has it only for Linux.
     affinity = getattr(os, "sched_getaffinity", None)
-    quotas = [float(len(affinity(0)) if affinity else os.cpu_count() or 1)]
+    quotas = [float(_read_affinity(root) or (len(affinity(0)) if affinity else os.cpu_count() or 1))]
     for folder in _list_cgroup_folders(root):
         quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
         if quota.isdigit() and period.strip().isdigit():
@@ -100,6 +100,13 @@ def _count_usable_cores(root: Path) -> int:
     if quota_v1 and period_v1 and quota_v1 > 0:
         quotas.append(quota_v1 / period_v1)
     return max(1, math.ceil(min(quotas)))
+
+
+def _read_affinity(root: Path) -> int:
+    """Return the number of CPUs in the mask of another root (proc(5)); 0 if it shows none, and for this machine."""
+    status = "" if str(root) == root.anchor else read_text(root / "proc/self/status") or ""
+    mask = next((line.partition(":")[2] for line in status.splitlines() if line.startswith("Cpus_allowed:")), "0")
+    return int(mask.strip().replace(",", ""), 16).bit_count()
 
 
 def read_total_memory(root: Path = _ROOT) -> int | None:
