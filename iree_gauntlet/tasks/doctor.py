@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
 from iree_gauntlet.device_kinds import CPU, DEVICE_KINDS
 from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.engine.processes.boards import Board, BoardError
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.formatting import add_verdict_sign, format_bytes, pluralize
 from iree_gauntlet.measuring.code.module_code import list_missing_packages
@@ -30,7 +32,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
-from iree_gauntlet.targets import ARCHITECTURES, Target
+from iree_gauntlet.targets import ARCHITECTURES, Target, split_board
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
     describe_devices,
@@ -231,8 +233,32 @@ def _check_architectures() -> Iterator[DoctorFinding]:
             hint = f"name a folder with IREE's tools for it in gauntlet.toml: [targets.{chip}] runtime"
             yield DoctorFinding(f"target {chip}", "info", "compiles, does not run: IREE has no wheel for it", hint)
         else:
-            words = " ".join(target.runner) or "this machine"
+            words = " ".join(target.runner)
             yield DoctorFinding(f"target {chip}", "ok", f"compiles, and runs by {words} (runtime: {runtime})")
+            yield from _check_board(target)
+
+
+def _check_board(target: Target) -> Iterator[DoctorFinding]:
+    """Check the board that runs a target's modules, if a board does."""
+    words, runner = split_board(target.runner)
+    if not words:
+        return
+    with closing(Board(words)) as board:
+        area = f"board {board.host}"
+        try:
+            facts, state = board.connect(), board.read_state()
+        except BoardError as problem:
+            yield DoctorFinding(area, "broken", problem.message, problem.hint)
+            return
+    text = f"{facts.system}, {pluralize(state.cores, 'core')}, {format_bytes(facts.free_bytes)} free in {facts.folder}"
+    is_same = bool(runner) or facts.system.endswith(target.architecture)
+    hint = (
+        ""
+        if is_same
+        else f"target {target.chip} compiles for {target.architecture}: name the target after this board's"
+    )
+    yield DoctorFinding(area, "ok" if is_same else "broken", text, hint)
+    yield from (DoctorFinding(area, "warn", warning) for warning in list_benchmark_warnings(state))
 
 
 def _check_packages() -> Iterator[DoctorFinding]:

@@ -209,13 +209,21 @@ def golden_show_task(selection: SelectionRequest, request: GoldenShowRequest) ->
 
 
 @gauntlet_task(
-    "cache.list", CacheRequest, FormatRequest, Option("match", "", "Only names that match this glob, such as '*.irpa'.")
+    "cache.list",
+    CacheRequest,
+    FormatRequest,
+    Option("match", "", "Only names that match this glob, such as '*.irpa'."),
+    Option("board", "", "The cache of this board: 'ssh HOST', as its `runner`."),
 )
-def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> ExitCode:
+def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str, board: str) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
 
     Example: cache.list --match '*.irpa'
     """
+    if board:
+        from iree_gauntlet.upkeep.board_cache import list_board_cache  # noqa: PLC0415
+
+        return list_board_cache(board, match, as_json=output.as_json)
     from iree_gauntlet.upkeep.cache_list import list_cache  # noqa: PLC0415
 
     return list_cache(cache.cache_dir, match, as_json=output.as_json)
@@ -235,6 +243,10 @@ def cache_gc_task(request: CollectRequest) -> ExitCode:
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
+    if request.board:
+        from iree_gauntlet.upkeep.board_cache import collect_board_garbage  # noqa: PLC0415
+
+        return collect_board_garbage(request)
     from iree_gauntlet.upkeep.cache_cleaning import collect_garbage  # noqa: PLC0415
 
     return collect_garbage(request)

@@ -239,15 +239,18 @@ class CacheLimits:
     age: float | None = None
     bytes: int | None = None
 
+    @classmethod
+    def of(cls, request: CollectRequest) -> CacheLimits:
+        """Return the limits of a request; raise UsageError if it has none."""
+        age, size = request.older_than, request.max_size
+        if not age and not size:
+            raise UsageError("cache.gc needs a limit", "Give --older-than 30d, --max-size 50GB, or both.")
+        return cls(parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None)
+
 
 def collect_garbage(request: CollectRequest) -> ExitCode:
     """Print the items above the limits, and delete them with `--delete`."""
-    age, size = request.older_than, request.max_size
-    if not age and not size:
-        raise UsageError("cache.gc needs a limit", "Give --older-than 30d, --max-size 50GB, or both.")
-    limits = CacheLimits(
-        parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None
-    )
+    limits = CacheLimits.of(request)
     cache = open_cache(request.cache_dir)
     cache.require_cache()
     with explain_file_errors(cache.root):

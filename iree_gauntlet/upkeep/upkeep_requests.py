@@ -35,6 +35,7 @@ class CollectRequest(CacheRequest):
     older_than: str = option("", "Remove what was not used for this time: 12h, 30d, 8w.")
     max_size: str = option("", "Remove the least recently used until the rest fits: 500MB, 50GB, 1.5TiB.")
     delete: bool = option(False, "Delete; without this, only show what would be deleted.")
+    board: str = option("", "Free space on this board, in place of this machine: 'ssh HOST', as its `runner`.")
 
 
 @dataclass(frozen=True, slots=True)
