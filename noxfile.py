@@ -113,7 +113,7 @@ def models(session: nox.Session) -> None:
     The session `tests` omits them, as torch is large. Its CPU build is a tenth of it: `UV_TORCH_BACKEND=cpu`, or
     without uv `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
     """
-    _install_test_tools(session, "jax", "models")
+    _install_test_tools(session, "jax", "models", "tflite")
     # The tests of a file stay together, since they share compiled modules.
     session.run("pytest", "-m", "models", "-n", str(_CORES), "--dist", "loadfile", "--timeout=3600", *session.posargs)
 

@@ -197,10 +197,10 @@ class OnnxImport(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import.
+    """The source of a module: an MLIR file (text or bytecode), or a file to import, of ONNX or TFLite.
 
     Attributes:
-        onnx: the import of an ONNX file; None for MLIR.
+        onnx: the import of an ONNX file; None for others.
         local_file: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
             compiler gets the path of the fetched file.
     """
@@ -208,6 +208,16 @@ class Program:
     url: str
     onnx: OnnxImport | None = None
     local_file: str = ""
+
+    @property
+    def is_tflite(self) -> bool:
+        """True if it is a file of TFLite."""
+        return self.url.split("?")[0].endswith(".tflite")
+
+    @property
+    def is_imported(self) -> bool:
+        """True if a step imports it first."""
+        return self.onnx is not None or self.is_tflite
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,8 @@ STAGES = {
         failures=_NO_MODULE,
         timeout=600.0,
         limits="Seconds for an import",
-        maker="the ONNX import",
-        prefix="import_onnx: ",
+        maker="the import",
+        prefix="import: ",
         shade=1,
     ),
     Stage.PARAMETERS: StageRow(

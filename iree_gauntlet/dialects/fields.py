@@ -330,9 +330,11 @@ class WithTargets(StrictDocument):
 
 
 class ProgramDocument(StrictDocument):
-    """A document that names a program, of MLIR or ONNX."""
+    """A document that names a program, of MLIR, ONNX or TFLite."""
 
-    mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
+    mlir: Text = Field(
+        description="The program: a file, or a URL, of MLIR, or of ONNX (.onnx) or TFLite (.tflite), which is imported."
+    )
     onnx_import: ImportOptions | None = about(None, "How an .onnx program is imported.")  # ours
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
 
 
 def make_import_argv(python: str, script: str, program: str, output: str, options: OnnxImport) -> tuple[str, ...]:
-    """Return the command by which the toolchain's own Python prepares and imports an ONNX program."""
+    """Return the command by which a Python prepares and imports an ONNX program; without options, one of TFLite."""
     argv = [python, script, program, "-o", output]
     if options.opset is not None:
         argv += ["--opset", str(options.opset)]
@@ -150,6 +151,12 @@ def make_import_argv(python: str, script: str, program: str, output: str, option
     for name, shape in options.shapes:
         argv += ["--shape", f"{name}={format_shape(shape)}"]
     return tuple(argv)
+
+
+def format_import_options(options: OnnxImport) -> str:
+    """Format the options of an import for the keys of what depends on it."""
+    fields = [options.opset, [[name, format_shape(shape)] for name, shape in options.shapes]]
+    return json.dumps(fields if options.least_opset is None else [*fields, options.least_opset])
 
 
 def format_shape(shape: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ All facts come from `PlanContext`; planning uses no network, no process and no c
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -20,7 +19,7 @@ from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
     StepPaths,
     add_statistics_flags,
-    format_shape,
+    format_import_options,
     locate_step_folder,
     make_benchmark_argv,
     make_counted_argv,
@@ -68,6 +67,7 @@ _COUNT_FORMAT = 4
 _TUNING_FORMAT = 1
 # The limits of time are for this machine's speed; an emulator is many times as slow.
 _EMULATION_FACTOR = 10
+_NO_TFLITE_IMPORTER = "tosa-converter-for-tflite is not installed: pip install 'iree-gauntlet[tflite]'"
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
@@ -102,7 +102,8 @@ class PlanContext:
         reference_script: the program that runs a model in onnxruntime, in `own_python`.
         onnxruntime: the version of onnxruntime in `own_python`; empty if it is not installed.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty if the toolchain has none.
-        importer: identity of the importer (compiler and onnx package).
+        importer: identity of ONNX's importer (compiler and onnx package).
+        tflite_importer: identity of TFLite's importer in `own_python`; empty if it is not installed.
         linker: path of IREE's own linker; empty if the toolchain has none.
         translate: returns a tool's flags as this toolchain spells them.
         artifact_path: returns the path of a URL's file, which may not be fetched yet.
@@ -127,6 +128,8 @@ class PlanContext:
     onnxruntime: str
     ir_tool: str
     importer: str
+    tflite_script: str
+    tflite_importer: str
     compiler_identity: str
     runtime_identity: str
     linker: str
@@ -382,9 +385,8 @@ class _Planner:
         """Plan the import and the compile of a module, if the planned stages need them."""
         needs = self._fetch_needs([case.chain])
         imported_program = ""
-        onnx = module.program.onnx
-        if onnx is not None and Stage.IMPORT in self._stages:
-            step = _complete_import(self._make_step(case, Stage.IMPORT, module.role), module, onnx, self._context)
+        if module.program.is_imported and Stage.IMPORT in self._stages:
+            step = _complete_import(self._make_step(case, Stage.IMPORT, module.role), module, self._context)
             self._add(replace(step, needs=needs))
             needs, imported_program = (step.id,), step.find_output("program")
         if Stage.COMPILE not in self._stages or (
@@ -559,20 +561,19 @@ class _Planner:
         )
 
 
-def _complete_import(step: Step, module: Module, options: OnnxImport, context: PlanContext) -> Step:
-    """Complete the step that prepares and imports an ONNX program."""
+def _complete_import(step: Step, module: Module, context: PlanContext) -> Step:
+    """Complete the step that imports a program of ONNX or TFLite."""
     source, weights = _make_source(module, context), _list_external_weights(module, context)
-    output = f"{step.folder}/program.mlir"
-    ingredients = {
-        "kind": "import",
-        "program": source.sha256,
-        "options": _format_options(module),
-        "importer": context.importer,
-        **_collect_hashes(weights),
-    }
-    argv = make_import_argv(context.python, context.import_script, source.path, output, options)
-    step = replace(step, inputs=(source, *weights), outputs=(("program", output),), onnx=options)
-    return add_build_command(step, argv, ingredients, context, env=context.python_env)
+    output, onnx = f"{step.folder}/program.mlir", module.program.onnx
+    identity = _identify_import(module, context, "options")
+    ingredients = {"kind": "import", "program": source.sha256, **identity, **_collect_hashes(weights)}
+    step = replace(step, inputs=(source, *weights), outputs=(("program", output),), onnx=onnx)
+    if onnx is not None:
+        argv = make_import_argv(context.python, context.import_script, source.path, output, onnx)
+        return add_build_command(step, argv, ingredients, context, env=context.python_env)
+    step = replace(step, blocked=step.blocked or ("" if context.tflite_importer else _NO_TFLITE_IMPORTER))
+    argv = make_import_argv(context.own_python, context.tflite_script, source.path, output, OnnxImport())
+    return add_build_command(step, argv, ingredients, context)
 
 
 def _complete_parameters(
@@ -592,7 +593,7 @@ def _complete_parameters(
         "values": weights.label,
     }
     if import_step:
-        ingredients |= {"import": _format_options(weights.module), "importer": context.importer}
+        ingredients |= _identify_import(weights.module, context, "import")
     argv = make_parameters_argv(context.own_python, program, scope, weights, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
     return add_build_command(step, argv, ingredients, context)
@@ -658,7 +659,7 @@ def complete_compile(
         **_collect_hashes((*weights, *(file for _, file in files))),
     }
     if imported_program:
-        ingredients |= {"import": _format_options(module), "importer": context.importer}
+        ingredients |= _identify_import(module, context, "import")
     elif module.program.local_file:
         # The compiler writes the name into the module.
         ingredients |= {"name": module.program.local_file}
@@ -755,8 +756,7 @@ def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]
         yield "program", module.program.url
     for flag, url in module.file_flags:
         yield FILE_ROLE_PREFIX + flag, url
-    for weights in _list_external_weights(module, context):
-        yield weights.role, weights.url
+    yield from ((weights.role, weights.url) for weights in _list_external_weights(module, context))
 
 
 def _list_external_weights(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
@@ -779,10 +779,10 @@ def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:
     return {file.role: file.sha256 for file in files}
 
 
-def _format_options(module: Module) -> str:
-    options = module.program.onnx or OnnxImport()
-    fields = [options.opset, [[name, format_shape(shape)] for name, shape in options.shapes]]
-    return json.dumps(fields if options.least_opset is None else [*fields, options.least_opset])
+def _identify_import(module: Module, context: PlanContext, key: str) -> dict[str, str]:
+    """Return the ingredients that an import adds: its options, under a key, and the importer."""
+    importer = context.tflite_importer if module.program.is_tflite else context.importer
+    return {key: format_import_options(module.program.onnx or OnnxImport()), "importer": importer}
 
 
 def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:

@@ -62,7 +62,7 @@ def block_impossible_imports(plan: Plan, workbench: Workbench) -> Plan:
         f"{toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
         "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs"
     )
-    steps = (block_step(step, reason) if step.stage is Stage.IMPORT else step for step in plan.steps)
+    steps = (block_step(step, reason) if step.onnx is not None else step for step in plan.steps)
     return replace(plan, steps=tuple(steps))
 
 

@@ -190,6 +190,8 @@ def make_plan_context(
         own_python=sys.executable,
         reference_script=str(Path(iree_side.__file__).with_name("run_reference.py")),
         onnxruntime=onnxruntime_version(),
+        tflite_script=str(Path(iree_side.__file__).with_name("import_tflite.py")),
+        tflite_importer=find_tflite_importer(),
         ir_tool=toolchain.compiler.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler_identity=compiler,
@@ -216,7 +218,18 @@ def make_plan_context(
 
 def onnxruntime_version() -> str:
     """Return the version of onnxruntime in this interpreter; empty if it is not installed."""
+    return _find_version("onnxruntime")
+
+
+def find_tflite_importer() -> str:
+    """Return the name and version of TFLite's importer in this interpreter; empty if it is not installed."""
+    name = "tosa-converter-for-tflite"
+    version = _find_version(name)
+    return f"{name} {version}" if version else ""
+
+
+def _find_version(distribution: str) -> str:
     try:
-        return importlib.metadata.version("onnxruntime")
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""

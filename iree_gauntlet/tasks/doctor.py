@@ -65,8 +65,10 @@ _PACKAGE_PURPOSES = (
     ("nox", "CI sessions; anything else works without it"),
     ("onnxruntime", "recording expected outputs, and suites of ONNX models"),
     ("jaxlib", "expected outputs of StableHLO; --reference-python may name another Python that has it"),
+    ("tosa-converter-for-tflite", "importing TFLite"),
+    ("ai-edge-litert", "expected outputs of TFLite"),
 )
-_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime", "jaxlib"})
+_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime", "jaxlib", "tosa-converter-for-tflite", "ai-edge-litert"})
 
 Status = Literal["ok", "warn", "missing", "broken", "info"]
 _CPU_SAMPLE_SECONDS = 0.2

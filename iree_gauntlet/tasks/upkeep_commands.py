@@ -114,7 +114,7 @@ def schema_task(request: SchemaRequest) -> ExitCode:
 def golden_record_task(request: RunRequest, references: ReferenceRequest) -> ExitCode:
     """Record expected outputs of models with the strongest reference, next to their specs, with provenance.
 
-    ONNX models are run by onnxruntime, StableHLO by XLA. Other MLIR has no reference but IREE itself, another way.
+    ONNX is run by onnxruntime, TFLite by LiteRT, StableHLO by XLA. Other MLIR has no reference but IREE, another way.
     """
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
 

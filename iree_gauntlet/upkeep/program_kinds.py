@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import mmap
 import re
+import sys
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
+from iree_gauntlet.engine.workbench import find_tflite_importer
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.upkeep.programs import (
     JaxSource,
     ProgramOutput,
+    TfliteSource,
     UserProgram,
     make_input,
     make_model_name,
     require_known_inputs,
 )
-from iree_gauntlet.upkeep.references import JAX_HINT, get_memory_limit
+from iree_gauntlet.upkeep.references import JAX_HINT, TFLITE_HINT, get_memory_limit
 from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
@@ -38,7 +41,7 @@ _EXPORTED_STABLEHLO = b"StableHLO_v"
 _EXPORT_SECONDS = 600.0
 _HEAD_BYTES = 4096
 _PYTHON_SUFFIX = ".py"
-_TAKEN = "Taken are ONNX, MLIR as text or bytecode, and exports and functions of JAX: docs/how-to/programs.md"
+_TAKEN = "Taken are ONNX, TFLite, MLIR as text or bytecode, exports and functions of JAX: docs/how-to/programs.md"
 _TORCH_HINT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
 _ASCII_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # IREE's element types, by ONNX's names.
@@ -61,6 +64,8 @@ _ONNX_HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` repor
 _READER_SECONDS = 60.0
 _MAX_NAMES = 12
 _MLIR_SUFFIXES = (".mlir", ".mlirbc")
+_TFLITE_SUFFIX = ".tflite"
+_NO_IMPORTER_NOTE = f"a run imports it, and needs tosa-converter-for-tflite in this Python: {TFLITE_HINT}"
 _STABLEHLO_VERSION = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\0")
 
 
@@ -180,7 +185,7 @@ class _ReaderPlan(Recorded):
     memory_bytes: int
 
 
-def read_mlir(
+def _read_mlir(
     path: Path,
     workers: ReferenceWorkers,
     python: str,
@@ -189,6 +194,7 @@ def read_mlir(
     function: str = "",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     title: str = "",
+    tensors: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> UserProgram:
     """Read the interface of a program in MLIR, by IREE's parser in another process.
 
@@ -200,6 +206,7 @@ def read_mlir(
         function: the function; needed if several are public.
         shapes: sizes by the names of inputs.
         title: the program in messages; by default its file.
+        tensors: the names of all inputs, and of all outputs; by default those in MLIR.
 
     Raises:
         UsageError: the parser refuses the file, it has no such function, or the function has inputs or outputs that
@@ -214,6 +221,7 @@ def read_mlir(
     except GauntletError as error:
         raise UsageError(error.message, _explain_refusal(path)) from error
     chosen = _choose_function(title, interface.functions, function)
+    chosen = replace(chosen, inputs=_rename(chosen.inputs, tensors[0]), outputs=_rename(chosen.outputs, tensors[1]))
     overrides = shapes or {}
     inputs = tuple(_read_mlir_input(title, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
     require_known_inputs(path, overrides, (item.name for item in inputs))
@@ -244,6 +252,13 @@ def read_mlir(
         is_partial=interface.is_partial,
         notes=tuple(notes),
     )
+
+
+def _rename(values: tuple[_MlirValue, ...], names: tuple[str, ...]) -> tuple[_MlirValue, ...]:
+    """Return values with other names, if there is one for each."""
+    if len(names) != len(values):
+        return values
+    return tuple(replace(value, name=name) for value, name in zip(values, names, strict=True))
 
 
 def _choose_function(title: str, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
@@ -311,6 +326,7 @@ class _Request:
     name: str
     function: str
     shapes: Mapping[str, tuple[int, ...]]
+    tensors: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +354,7 @@ def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title:
     if not python:
         raise UsageError(f"--program {path}: this IREE has no Python bindings, which read MLIR", "Use a wheel of IREE.")
     names = {"name": request.name, "function": request.function, "title": title}
-    return read_mlir(path, sources.workers, python, shapes=request.shapes, **names)
+    return _read_mlir(path, sources.workers, python, shapes=request.shapes, tensors=request.tensors, **names)
 
 
 def _export_jax(path: Path, request: _Request, sources: ReferenceSources, function: str = "") -> UserProgram:
@@ -366,6 +382,40 @@ def _export_jax(path: Path, request: _Request, sources: ReferenceSources, functi
         source=JaxSource(path.absolute(), function, python, answer.kept),
         examples=Path(answer.examples) if answer.examples else None,
         notes=(*program.notes, *((note,) if dropped else ())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _TfliteImport(Recorded):
+    """The answer of `import_tflite`."""
+
+    artifact: str
+    version: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _import_tflite(path: Path, request: _Request, sources: ReferenceSources) -> UserProgram:
+    """Read a TFLite model, which is imported to TOSA for it; a run imports it again.
+
+    Raises:
+        UsageError: the file is damaged, or cannot be imported.
+    """
+    title, python = f"--program {path}", sources.tflite_python
+    plan = _ReaderPlan(str(path.absolute()), str(sources.workers.folder), get_memory_limit())
+    try:
+        answer = sources.workers.run_worker(
+            "import_tflite", title, plan, _TfliteImport, python=python or sys.executable, seconds=_EXPORT_SECONDS
+        )
+    except GauntletError as error:
+        raise UsageError(error.message, "docs/how-to/programs.md describes what is taken of TFLite.") from error
+    request = replace(request, name=request.name or path.stem, tensors=(answer.inputs, answer.outputs))
+    program = _parse_mlir(Path(answer.artifact), request, sources, title)
+    return replace(
+        program,
+        file_name=path.name if path.suffix == _TFLITE_SUFFIX else f"{path.name}{_TFLITE_SUFFIX}",
+        tflite=TfliteSource(path.absolute(), python, f"tosa-converter-for-tflite {answer.version}"),
+        notes=(*program.notes, *(() if find_tflite_importer() else (_NO_IMPORTER_NOTE,))),
     )
 
 
@@ -403,9 +453,7 @@ def _match_magic(*magic: bytes) -> Callable[[bytes, Path], bool]:
 _KINDS = (
     ProgramKind("an empty file", lambda head, _: not head),
     ProgramKind("MLIR as bytecode", _match_magic(_MLIR_MAGIC), _parse_mlir),
-    ProgramKind(
-        "a TFLite model", lambda head, _: head[4:8] == b"TFL3", hint="Convert it to ONNX first, such as with tf2onnx."
-    ),
+    ProgramKind("a TFLite model", lambda head, _: head[4:8] == b"TFL3", _import_tflite),
     ProgramKind(
         "a compiled module of IREE",
         lambda head, path: head[4:8] == b"IREE" or (head.startswith(b"PK") and _has_names(path, "module.fb")),

@@ -94,11 +94,20 @@ class JaxSource(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class TfliteSource(Recorded):
+    """A TFLite file; its Python has LiteRT, and `converter` is what made MLIR of it, with its version."""
+
+    path: Path
+    python: str
+    converter: str
+
+
+@dataclass(frozen=True, slots=True)
 class UserProgram:
     """A program.
 
     Attributes:
-        path: its file, from which a run starts: ONNX, or MLIR.
+        path: its file, from which a run starts: ONNX, or MLIR; for TFLite, the MLIR that it was imported to.
         file_name: the name of this file in a project.
         name: the name of its model.
         opset: the version of ONNX's operators, 0 if there are only others; None for MLIR.
@@ -110,6 +119,7 @@ class UserProgram:
         is_partial: True if an operation in MLIR may be undefined for some integers, such as a division.
         notes: what the user should know.
         source: what the file was exported from; None if it is the user's own.
+        tflite: the TFLite file, from which a run starts; None for others.
         examples: the folder of the inputs that came with the program; None if there are none.
     """
 
@@ -129,12 +139,18 @@ class UserProgram:
     is_partial: bool = False
     notes: tuple[str, ...] = ()
     source: JaxSource | None = None
+    tflite: TfliteSource | None = None
     examples: Path | None = None
 
     @property
     def is_onnx(self) -> bool:
-        """True if a run imports it first."""
+        """True if it is of ONNX, which a run imports first."""
         return self.opset is not None
+
+    @property
+    def kept_path(self) -> Path:
+        """The file that a project keeps."""
+        return self.tflite.path if self.tflite else self.path
 
     def make_import_options(self, types: Iterable[str]) -> dict[str, Any]:
         """Return the import's options for inputs of these types: the open sizes, and a newer opset if it is too old."""

@@ -502,7 +502,7 @@ def _list_model_files(
     return {
         regressions / f"{SPEC}.json": _format_json(spec),
         benchmarks / f"{SPEC}.json": _format_json({**benchmark, **benchmark_inputs}),
-        regressions / program.file_name: program.path,
+        regressions / program.file_name: program.kept_path,
         **{regressions / path.relative_to(program.path.parent): path for path in program.data},
         **{
             regressions / SPEC / f"input_{index}{choice.suffix}": choice.content

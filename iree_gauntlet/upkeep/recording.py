@@ -29,7 +29,7 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.program_kinds import read_mlir
+from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, is_weak, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
 
@@ -180,9 +180,7 @@ def _run_reference(
     module = case.modules[-1]
     if module.program.onnx is not None:
         return sources.workers.run_worker("run_onnx", failure_text, plan, ReferenceResult)
-    program = read_mlir(
-        Path(plan.model), sources.workers, sources.toolchain.compiler.python, function=case.calls[0].function
-    )
+    program = read_program(Path(plan.model), sources, name="", function=case.calls[0].function, shapes={})
     if len(plan.inputs[0]) != len(program.inputs):
         counts = f"the spec has {len(plan.inputs[0])}, and @{program.function} takes {len(program.inputs)}"
         raise UsageError(f"{failure_text}: inputs: {counts}", "Give an input for each argument, in order.")
@@ -340,6 +338,7 @@ def _describe_provenance(
         **({"second": result.second} if result.second and not result.model else {}),
         **({"restored": _RESTORED_FILE} if result.model else {}),
         **({"exported_from": {"source": source.name, "sha256": hash_file(source.path)}} if source else {}),
+        **({"imported_by": result.imported_by} if result.imported_by else {}),
         "numpy": np.__version__,
         **({} if reference.agrees_with or result.exported_from or reference.name == "xla" else {"threads": 1}),
         "model": {

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
 JAX_HINT = "pip install 'iree-gauntlet[jax]'"
+TFLITE_HINT = "pip install 'iree-gauntlet[tflite]'"
 _TIMEOUT_SECONDS = 1800.0
 # A second opinion must be cheap.
 _SECOND_SECONDS = 120.0
@@ -152,6 +153,7 @@ class ReferenceResult(Recorded):
         second: the other reference, whose differences the outputs have as `other`; empty if none ran.
         model: the ONNX file to which operators in MLIR were put together, if it was run.
         exported_from: the program of JAX that was exported.
+        imported_by: the converter of TFLite that made the MLIR whose inputs were taken; empty for others.
         failed: True if another engine ended on these inputs, other than by refusing the program.
     """
 
@@ -167,6 +169,7 @@ class ReferenceResult(Recorded):
     second: str = "the other of onnxruntime and onnx's evaluator"
     model: Path | None = None
     exported_from: JaxSource | None = field(default=None, metadata=UNRECORDED)
+    imported_by: str = field(default="", metadata=UNRECORDED)
     failed: bool = field(default=False, metadata=UNRECORDED)
 
 
@@ -409,6 +412,7 @@ class EngineReference:
             notes=tuple(reasons),
             second=second[0].title if second else "",
             exported_from=self.program.source,
+            imported_by=self.program.tflite.converter if self.program.tflite else "",
         )
 
 
@@ -432,15 +436,23 @@ class ReferenceSources:
         Raises:
             UsageError: `--reference-python` names no Python with jaxlib.
         """
+        return self._find_python("jaxlib", "jaxlib, jax", JAX_HINT)
+
+    @cached_property
+    def tflite_python(self) -> str:
+        """The Python that has LiteRT; empty if there is none; errors as of `jax_python`."""
+        return self._find_python("ai_edge_litert", "ai_edge_litert.interpreter", TFLITE_HINT)
+
+    def _find_python(self, package: str, modules: str, hint: str) -> str:
         if not self.python:
-            return sys.executable if importlib.util.find_spec("jaxlib") else ""
+            return sys.executable if importlib.util.find_spec(package) else ""
         path = shutil.which(self.python)
         if path is None:
-            raise UsageError(f"--reference-python {self.python}: no such program", "Name a Python that has jax.")
-        probe = run_tool([path, "-c", "import jaxlib, jax"], timeout=_PROBE_SECONDS)
+            raise UsageError(f"--reference-python {self.python}: no such program", f"Name a Python that has {package}.")
+        probe = run_tool([path, "-c", f"import {modules}"], timeout=_PROBE_SECONDS)
         if probe.exit_code:
             reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.exit_code}"])[-1]
-            raise UsageError(f"--reference-python {self.python}: {reason[:_MAX_CAUSE]}", f"{JAX_HINT} in it.")
+            raise UsageError(f"--reference-python {self.python}: {reason[:_MAX_CAUSE]}", f"{hint} in it.")
         return path
 
     @cached_property
@@ -473,6 +485,17 @@ def _make_jax(program: UserProgram, sources: ReferenceSources) -> _Reference | s
     interpreter = ReferenceEngine("interpreter", "StableHLO's interpreter", "run_stablehlo", source.python)
     exact = replace(jax, name="jax-f64") if source.function else None
     return EngineReference(sources.workers, program, (jax, interpreter), exact)
+
+
+def _make_tflite(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
+    python = sources.tflite_python
+    if not python or program.tflite is None:
+        return f"ai-edge-litert is not installed, which computes TFLite: {TFLITE_HINT}, or give --reference-python"
+    engines = (
+        ReferenceEngine("litert", "LiteRT's reference kernels", "run_tflite", python, program.tflite),
+        ReferenceEngine("xnnpack", "LiteRT's optimised kernels", "run_tflite", python, program.tflite),
+    )
+    return EngineReference(sources.workers, program, engines)
 
 
 def _make_stablehlo(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
@@ -532,6 +555,7 @@ _REFERENCES = (
             else "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
         ),
     ),
+    ReferenceRow("LiteRT", lambda program: program.tflite is not None, _make_tflite),
     ReferenceRow("JAX's own call", lambda program: program.source is not None, _make_jax),
     ReferenceRow(
         "XLA and StableHLO's interpreter",

@@ -122,8 +122,8 @@ class InitRequest(ReferenceRequest):
     folder: str = option("", "Folder, if no word follows the task (default: the current one).", takes="folder")
     program: str = option(
         "",
-        "A file of ONNX or MLIR (also StableHLO), an export of JAX, or a function of JAX, module.py:function: its spec "
-        "is written instead of an example's.",
+        "A file of ONNX, TFLite or MLIR (also StableHLO), an export of JAX, or a function of JAX, module.py:function: "
+        "its spec is written instead of an example's.",
     )
     function: str = option("", "Function of a program in MLIR, if several are public.")
     name: str = option("", "Name of the program's model (default: that of its file).")

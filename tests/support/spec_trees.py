@@ -124,6 +124,8 @@ def make_context(**changes: Any) -> PlanContext:
         "onnxruntime": "1.32.0",
         "ir_tool": "iree-opt",
         "importer": "importer",
+        "tflite_script": "import_tflite.py",
+        "tflite_importer": "tosa-converter-for-tflite 2026.2.0",
         "compiler_identity": "compiler",
         "runtime_identity": "runtime",
         "linker": "",

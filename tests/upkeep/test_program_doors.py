@@ -215,7 +215,6 @@ def test_files_that_are_no_programs_are_named(tmp_path: Path) -> None:
     files = {
         "torch": ("an exported program of PyTorch", None),
         "plain": ("a zip archive", None),
-        "tflite": ("a TFLite model", b"\x1c\0\0\0TFL3\0\0"),
         "weights": ("weights in safetensors", b'\x08\0\0\0\0\0\0\0{"a": 1}'),
         "none": ("an empty file", b""),
         "array": ("an array of NumPy", b"\x93NUMPY\1\0"),

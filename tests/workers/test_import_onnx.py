@@ -185,7 +185,7 @@ def test_what_the_importer_refuses_exits_1_and_leaves_nothing(
     onnx.save(broken, path)
     assert import_onnx.main([str(path), "-o", str(tmp_path / "out.mlir")]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("import_onnx: broken.onnx: ")
+    assert error.startswith("import: broken.onnx: ")
     assert error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["broken.onnx"]
 

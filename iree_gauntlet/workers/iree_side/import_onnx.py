@@ -279,13 +279,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         functions = _run(arguments)
     except ModuleNotFoundError as error:
-        print(f"import_onnx: no module {error.name!r} in {sys.executable}; {_INSTALL_HINT}", file=sys.stderr)
+        print(f"import: no module {error.name!r} in {sys.executable}; {_INSTALL_HINT}", file=sys.stderr)
         return _EXIT_USAGE
     except InputError as error:
-        print(f"import_onnx: {error}", file=sys.stderr)
+        print(f"import: {error}", file=sys.stderr)
         return _EXIT_USAGE
     except ImportFailedError as error:
-        print(f"import_onnx: {arguments.model.name}: {error}", file=sys.stderr)
+        print(f"import: {arguments.model.name}: {error}", file=sys.stderr)
         return _EXIT_IMPORTER_FAILED
     print("\n".join(functions))
     return 0
