@@ -220,7 +220,7 @@ def test_the_worker_needs_nothing_but_its_own_python() -> None:
         used = {name for name in module.imports if not name.startswith("iree_gauntlet.workers.iree_side.")}
         outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
         # onnx brings google.protobuf and ml_dtypes, jax brings jaxlib.
-        known = {"numpy", "onnx", "google", "ml_dtypes", "onnxruntime", "iree", "jax", "jaxlib"}
+        known = {"numpy", "onnx", "google", "ml_dtypes", "onnxruntime", "iree", "jax", "jaxlib", "torch"}
         assert outside <= known | {"ai_edge_litert", "tosa_converter_for_tflite"}, module.path
 
 

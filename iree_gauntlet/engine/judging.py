@@ -310,6 +310,16 @@ class ProvenanceFile(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class ExportRecord(Recorded):
+    """The program of a framework that a model was exported from; `path` is relative to the provenance."""
+
+    source: str
+    path: str = ""
+    function: str = ""
+    framework: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GoldenProvenance(Recorded):
     """The recorded outputs in a folder, and the files that they were made from.
 
@@ -323,6 +333,7 @@ class GoldenProvenance(Recorded):
     optimisations: str = ""
     model: ProvenanceFile | None = None
     inputs: tuple[ProvenanceFile, ...] = ()
+    exported_from: ExportRecord | None = None
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -67,8 +67,11 @@ _PACKAGE_PURPOSES = (
     ("jaxlib", "expected outputs of StableHLO; --reference-python may name another Python that has it"),
     ("tosa-converter-for-tflite", "importing TFLite"),
     ("ai-edge-litert", "expected outputs of TFLite"),
+    ("iree-turbine", "programs of PyTorch, with torch; --reference-python may name another Python that has both"),
 )
-_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime", "jaxlib", "tosa-converter-for-tflite", "ai-edge-litert"})
+_OPTIONAL_PACKAGES = frozenset(
+    {"nox", "onnxruntime", "jaxlib", "tosa-converter-for-tflite", "ai-edge-litert", "iree-turbine"}
+)
 
 Status = Literal["ok", "warn", "missing", "broken", "info"]
 _CPU_SAMPLE_SECONDS = 0.2

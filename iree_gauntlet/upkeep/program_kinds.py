@@ -15,8 +15,8 @@ from iree_gauntlet.engine.workbench import find_tflite_importer
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.upkeep.exports import export_program
 from iree_gauntlet.upkeep.programs import (
-    JaxSource,
     ProgramOutput,
     TfliteSource,
     UserProgram,
@@ -24,7 +24,7 @@ from iree_gauntlet.upkeep.programs import (
     make_model_name,
     require_known_inputs,
 )
-from iree_gauntlet.upkeep.references import JAX_HINT, TFLITE_HINT, get_memory_limit
+from iree_gauntlet.upkeep.references import TFLITE, get_memory_limit
 from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 _MLIR_MAGIC = b"ML\xefR"
 # Inside of an export is a portable artifact; a byte with the version of bytecode lies between these.
 _EXPORTED_STABLEHLO = b"StableHLO_v"
-_EXPORT_SECONDS = 600.0
 _HEAD_BYTES = 4096
 _PYTHON_SUFFIX = ".py"
-_TAKEN = "Taken are ONNX, TFLite, MLIR as text or bytecode, exports and functions of JAX: docs/how-to/programs.md"
-_TORCH_HINT = "Export it to ONNX first, such as with torch.onnx.export(…, dynamo=True)."
+_TAKEN = "Taken are ONNX, TFLite, MLIR as text or bytecode, and exports and functions of JAX and PyTorch: docs/how-to/programs.md"
+_TORCH_HINT = "Save the program itself: torch.export.save(torch.export.export(model, arguments), 'model.pt2')."
 _ASCII_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # IREE's element types, by ONNX's names.
 _ELEMENT_TYPES = {
@@ -62,10 +61,11 @@ _ELEMENT_TYPES = {
 _ONNX_SUFFIX = ".onnx"
 _ONNX_HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` reports details."
 _READER_SECONDS = 60.0
+_IMPORT_SECONDS = 600.0
 _MAX_NAMES = 12
 _MLIR_SUFFIXES = (".mlir", ".mlirbc")
 _TFLITE_SUFFIX = ".tflite"
-_NO_IMPORTER_NOTE = f"a run imports it, and needs tosa-converter-for-tflite in this Python: {TFLITE_HINT}"
+_NO_IMPORTER_NOTE = f"a run imports it, and needs tosa-converter-for-tflite in this Python: {TFLITE.hint}"
 _STABLEHLO_VERSION = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\0")
 
 
@@ -329,27 +329,10 @@ class _Request:
     tensors: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
-@dataclass(frozen=True, slots=True)
-class _JaxExportPlan(Recorded):
-    model: str
-    function: str
-    folder: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _JaxExport(Recorded):
-    """The answer of `run_jax` about an export."""
-
-    artifact: str
-    examples: str
-    arguments: int
-    kept: tuple[int, ...]
-
-
 def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
     if path.suffix == _PYTHON_SUFFIX:
-        raise UsageError(f"--program {path} is a Python file", f"Name a function in it, of JAX: {path}:FUNCTION.")
+        hint = f"Name a function in it, of JAX or PyTorch: {path}:FUNCTION."
+        raise UsageError(f"--program {path} is a Python file", hint)
     python = sources.toolchain.compiler.python
     if not python:
         raise UsageError(f"--program {path}: this IREE has no Python bindings, which read MLIR", "Use a wheel of IREE.")
@@ -357,31 +340,22 @@ def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title:
     return _read_mlir(path, sources.workers, python, shapes=request.shapes, tensors=request.tensors, **names)
 
 
-def _export_jax(path: Path, request: _Request, sources: ReferenceSources, function: str = "") -> UserProgram:
-    """Read a program of JAX, which is exported as StableHLO first, in a Python that has jax.
-
-    Raises:
-        UsageError: there is no jax, or the program cannot be exported.
-    """
-    title = f"--program {path}{f':{function}' if function else ''}"
-    python = sources.jax_python
-    if not python:
-        raise UsageError(f"{title} is of JAX, and jax is not installed", f"{JAX_HINT}, or give --reference-python.")
-    plan = _JaxExportPlan(str(path.absolute()), function, str(sources.workers.folder), get_memory_limit())
-    try:
-        answer = sources.workers.run_worker("run_jax", title, plan, _JaxExport, python=python, seconds=_EXPORT_SECONDS)
-    except GauntletError as error:
-        raise UsageError(error.message, "docs/how-to/programs.md describes what is taken of JAX.") from error
+def _export(
+    path: Path, request: _Request, sources: ReferenceSources, *, function: str = "", framework: str = ""
+) -> UserProgram:
+    """Read a program of a framework, which is exported as MLIR first; errors as in `export_program`."""
+    export = export_program(path, sources, function=function, framework=framework)
     name = request.name or function or path.stem
-    program = _parse_mlir(Path(answer.artifact), replace(request, name=name), sources, title)
-    dropped = answer.arguments - len(answer.kept)
+    program = _parse_mlir(export.artifact, replace(request, name=name), sources, export.title)
+    dropped = export.arguments - len(export.source.kept)
     note = f"the program does not use {pluralize(dropped, 'argument')}: the model has no input for it"
     return replace(
         program,
         file_name=f"{program.name}.mlirbc",
-        source=JaxSource(path.absolute(), function, python, answer.kept),
-        examples=Path(answer.examples) if answer.examples else None,
-        notes=(*program.notes, *((note,) if dropped else ())),
+        source=export.source,
+        # Sizes that are chosen do not fit them.
+        examples=None if request.shapes else export.examples,
+        notes=(*export.notes, *program.notes, *((note,) if dropped else ())),
     )
 
 
@@ -405,7 +379,7 @@ def _import_tflite(path: Path, request: _Request, sources: ReferenceSources) -> 
     plan = _ReaderPlan(str(path.absolute()), str(sources.workers.folder), get_memory_limit())
     try:
         answer = sources.workers.run_worker(
-            "import_tflite", title, plan, _TfliteImport, python=python or sys.executable, seconds=_EXPORT_SECONDS
+            "import_tflite", title, plan, _TfliteImport, python=python or sys.executable, seconds=_IMPORT_SECONDS
         )
     except GauntletError as error:
         raise UsageError(error.message, "docs/how-to/programs.md describes what is taken of TFLite.") from error
@@ -425,13 +399,21 @@ def _has_bytes(path: Path, content: bytes) -> bool:
         return contents.find(content) >= 0
 
 
-def _has_names(path: Path, *parts: str) -> bool:
-    """Return whether a zip archive has a member with one of these in its name."""
+def _list_members(path: Path) -> list[str]:
+    """Return the names of a zip archive's members; empty if it is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(part in name for name in archive.namelist() for part in parts)
-    except (OSError, zipfile.BadZipFile):
-        return False
+            return archive.namelist()
+    # The zip module raises many types for a damaged one.
+    except Exception:  # noqa: BLE001
+        return []
+
+
+def _match_zip(*parts: str) -> Callable[[bytes, Path], bool]:
+    """Match a zip archive that has a member with one of these in its name."""
+    return lambda head, path: (
+        head.startswith(b"PK") and any(part in name for name in _list_members(path) for part in parts)
+    )
 
 
 def _is_text(head: bytes) -> bool:
@@ -456,20 +438,23 @@ _KINDS = (
     ProgramKind("a TFLite model", lambda head, _: head[4:8] == b"TFL3", _import_tflite),
     ProgramKind(
         "a compiled module of IREE",
-        lambda head, path: head[4:8] == b"IREE" or (head.startswith(b"PK") and _has_names(path, "module.fb")),
+        lambda head, path: head[4:8] == b"IREE" or _match_zip("module.fb")(head, path),
         hint="Name the program that it was compiled from.",
     ),
     ProgramKind(
         "an exported program of PyTorch",
-        lambda head, path: (
-            head.startswith(b"PK") and _has_names(path, "serialized_exported_program", "models/model.json")
-        ),
-        hint=_TORCH_HINT,
+        _match_zip("serialized_exported_program", "models/model.json"),
+        lambda path, request, sources: _export(path, request, sources, framework="torch"),
+    ),
+    ProgramKind("a program that PyTorch has compiled (AOTInductor)", _match_zip("data/aotinductor/"), hint=_TORCH_HINT),
+    ProgramKind("a TorchScript", _match_zip("constants.pkl"), hint=_TORCH_HINT),
+    ProgramKind(
+        "a checkpoint of PyTorch (a pickle, whose weights have no program)", _match_zip("data.pkl"), hint=_TORCH_HINT
     ),
     ProgramKind(
-        "a checkpoint of PyTorch or a TorchScript",
-        lambda head, path: head.startswith(b"PK") and _has_names(path, "data.pkl"),
-        hint=_TORCH_HINT,
+        "a zip archive that is empty, damaged or incomplete",
+        lambda head, path: head.startswith(b"PK") and not _list_members(path),
+        hint="Copy the file again.",
     ),
     ProgramKind("a zip archive", _match_magic(b"PK\3\4")),
     ProgramKind("a gzip archive", _match_magic(b"\x1f\x8b"), hint="Unpack it first."),
@@ -480,7 +465,11 @@ _KINDS = (
     ProgramKind("weights in GGUF, without a program", _match_magic(b"GGUF")),
     ProgramKind("weights in safetensors, without a program", lambda head, _: head[8:10] == b'{"', hint=_TORCH_HINT),
     ProgramKind("an ELF file", _match_magic(b"\x7fELF")),
-    ProgramKind("a serialised export of JAX", lambda _, path: _has_bytes(path, _EXPORTED_STABLEHLO), _export_jax),
+    ProgramKind(
+        "a serialised export of JAX",
+        lambda _, path: _has_bytes(path, _EXPORTED_STABLEHLO),
+        lambda path, request, sources: _export(path, request, sources, framework="jax"),
+    ),
     ProgramKind("an array of NumPy", _match_magic(b"\x93NUMPY"), hint="Inputs are given with --data."),
     ProgramKind("text", lambda head, _: _is_text(head), _parse_mlir),
     ProgramKind(
@@ -502,11 +491,11 @@ def read_program(
     request = _Request(name, function, shapes)
     module, _, function_name = str(path).rpartition(":")
     if module.endswith(_PYTHON_SUFFIX) and function_name and Path(module).is_file():
-        return _export_jax(Path(module), request, sources, function_name)
+        return _export(Path(module), request, sources, function=function_name)
     if not path.is_file():
         message = "is a folder" if path.is_dir() else "no such file"
         hint = "A model behind a URL needs no file: docs/start/own-model.md#2-the-model" if ":/" in str(path) else ""
-        raise UsageError(f"--program {path}: {message}", hint or "Name a file of a program: ONNX or MLIR.")
+        raise UsageError(f"--program {path}: {message}", hint or "Name a file of a program: ONNX, MLIR or .pt2.")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

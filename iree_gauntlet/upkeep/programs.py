@@ -73,19 +73,21 @@ class ProgramOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class JaxSource(Recorded):
-    """A program of JAX: a serialised export, or a function of a Python file; its Python has jax.
+class ExportSource(Recorded):
+    """A program of a framework: a file of an export, or a function of a Python file; its Python has the framework.
 
     Attributes:
         path: an absolute path.
-        function: empty for an export.
+        function: empty for a file of an export.
         kept: the numbers of the arguments that the program uses.
+        framework: a key of `FRAMEWORKS`.
     """
 
     path: Path
     function: str
     python: str
     kept: tuple[int, ...]
+    framework: str
 
     @property
     def name(self) -> str:
@@ -138,7 +140,7 @@ class UserProgram:
     longest_sum: int = 1
     is_partial: bool = False
     notes: tuple[str, ...] = ()
-    source: JaxSource | None = None
+    source: ExportSource | None = None
     tflite: TfliteSource | None = None
     examples: Path | None = None
 

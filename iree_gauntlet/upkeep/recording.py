@@ -29,6 +29,7 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.upkeep.exports import find_source
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, is_weak, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.engine.judging import GoldenProvenance
+    from iree_gauntlet.upkeep.programs import ExportSource
     from iree_gauntlet.upkeep.references import ModelInput, ModelOutput, ReferenceSources, ReferenceWorkers
 
 
@@ -146,7 +147,7 @@ def record_outputs(
     folder = find_output_folder(case, spec)
     plan = _plan(case, store, sources.workers.folder)
     failure_text = f"{spec.name}: nothing was recorded"
-    result = known_result or _run_reference(case, failure_text, plan, sources, read_provenance(folder))
+    result = known_result or _run_reference(case, failure_text, plan, sources, folder)
     _require_worth(spec.name, result, plan.tolerances)
     outputs = tuple(_make_output(spec, folder, index, result, plan) for index in range(len(result.outputs)))
     provenance = _describe_provenance(case, store, plan, result, folder, outputs)
@@ -169,9 +170,9 @@ def record_outputs(
 
 
 def _run_reference(
-    case: Case, failure_text: str, plan: ReferencePlan, sources: ReferenceSources, previous: GoldenProvenance | None
+    case: Case, failure_text: str, plan: ReferencePlan, sources: ReferenceSources, folder: Path
 ) -> ReferenceResult:
-    """Run the strongest reference that a case's program has here.
+    """Run the strongest reference that a case's program has here; `folder` has the previous outputs, if any.
 
     Raises:
         UsageError: the program cannot be read, or the previous outputs are of a reference, and only IREE is left.
@@ -186,6 +187,12 @@ def _run_reference(
         raise UsageError(f"{failure_text}: inputs: {counts}", "Give an input for each argument, in order.")
     sources = replace(sources, flags=tuple(flag for flag in module.flags if flag.startswith(_INPUT_FLAGS)))
     reasons: list[str] = []
+    previous = read_provenance(folder)
+    if previous is not None and previous.exported_from is not None:
+        try:
+            program = find_source(program, previous.exported_from, folder, sources)
+        except UsageError as error:
+            reasons.append(error.message)
     for reference in list_references(program, sources):
         if previous is not None and previous.made_by and not previous.agrees_with and is_weak(reference):
             message = f"{failure_text}: its outputs are those of {previous.made_by}, and here is only IREE itself"
@@ -337,7 +344,7 @@ def _describe_provenance(
         **({"agrees_with": reference.agrees_with} if reference.agrees_with else {}),
         **({"second": result.second} if result.second and not result.model else {}),
         **({"restored": _RESTORED_FILE} if result.model else {}),
-        **({"exported_from": {"source": source.name, "sha256": hash_file(source.path)}} if source else {}),
+        **({"exported_from": _describe_source(source, folder)} if source else {}),
         **({"imported_by": result.imported_by} if result.imported_by else {}),
         "numpy": np.__version__,
         **({} if reference.agrees_with or result.exported_from or reference.name == "xla" else {"threads": 1}),
@@ -367,6 +374,17 @@ def _describe_provenance(
             for item, output in zip(result.outputs, outputs, strict=True)
         ],
         "tolerance": result.allowed,
+    }
+
+
+def _describe_source(source: ExportSource, folder: Path) -> dict[str, str]:
+    """Return the origin of an exported program, from which it can be exported again."""
+    return {
+        "source": source.name,
+        "framework": source.framework,
+        "path": _make_path_beside(source.path, folder),
+        "function": source.function,
+        "sha256": hash_file(source.path),
     }
 
 

@@ -28,7 +28,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.recorded import UNRECORDED, Recorded
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.short_process import run_tool
-from iree_gauntlet.upkeep.programs import JaxSource  # noqa: TC001 - read by its type
+from iree_gauntlet.upkeep.programs import ExportSource  # noqa: TC001 - read by its type
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.expected_outputs import choose_tolerances, describe_array, measure_excess
 from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, format_tensor_type, pack_bytes
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 
 INPUTS_HINT = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
-JAX_HINT = "pip install 'iree-gauntlet[jax]'"
-TFLITE_HINT = "pip install 'iree-gauntlet[tflite]'"
 _TIMEOUT_SECONDS = 1800.0
 # A second opinion must be cheap.
 _SECOND_SECONDS = 120.0
@@ -152,7 +150,7 @@ class ReferenceResult(Recorded):
         allowed: the allowed differences of outputs, by element type: the fields of a worker's `OutputTolerance`.
         second: the other reference, whose differences the outputs have as `other`; empty if none ran.
         model: the ONNX file to which operators in MLIR were put together, if it was run.
-        exported_from: the program of JAX that was exported.
+        exported_from: the program of a framework that was exported.
         imported_by: the converter of TFLite that made the MLIR whose inputs were taken; empty for others.
         failed: True if another engine ended on these inputs, other than by refusing the program.
     """
@@ -168,7 +166,7 @@ class ReferenceResult(Recorded):
     notes: tuple[str, ...]
     second: str = "the other of onnxruntime and onnx's evaluator"
     model: Path | None = None
-    exported_from: JaxSource | None = field(default=None, metadata=UNRECORDED)
+    exported_from: ExportSource | None = field(default=None, metadata=UNRECORDED)
     imported_by: str = field(default="", metadata=UNRECORDED)
     failed: bool = field(default=False, metadata=UNRECORDED)
 
@@ -419,9 +417,44 @@ class EngineReference:
 _Reference = OnnxReference | EngineReference
 
 
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework whose programs are exported, and run as references.
+
+    Attributes:
+        title: its name for people.
+        worker: the worker that exports and runs programs.
+        packages: the packages that its Python must have.
+        extra: the extra of this package that brings them.
+        imports: packages whose import shows that a Python file is for this framework.
+    """
+
+    title: str
+    worker: str
+    packages: tuple[str, ...]
+    extra: str
+    imports: tuple[str, ...]
+
+    @property
+    def hint(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'iree-gauntlet[{self.extra}]'"
+
+
+FRAMEWORKS = {
+    "jax": Framework("JAX", "run_jax", ("jaxlib", "jax"), "jax", ("jax", "flax", "equinox", "haiku")),
+    "torch": Framework(
+        "PyTorch", "run_torch", ("torch", "iree-turbine"), "models", ("torch", "torchvision", "transformers", "timm")
+    ),
+}
+
+# Its files are imported, not exported.
+TFLITE = Framework("TFLite", "run_tflite", ("ai-edge-litert",), "tflite", ())
+
+
 @dataclass(frozen=True)
 class ReferenceSources:
-    """The sources of references: workers, a Python that may have jaxlib, the tested IREE, and perhaps another one."""
+    """The sources of references: workers, a Python that may have frameworks, the tested IREE, and perhaps another."""
 
     workers: ReferenceWorkers
     python: str = ""
@@ -436,24 +469,30 @@ class ReferenceSources:
         Raises:
             UsageError: `--reference-python` names no Python with jaxlib.
         """
-        return self._find_python("jaxlib", "jaxlib, jax", JAX_HINT)
+        return self.find_python(FRAMEWORKS["jax"])
 
     @cached_property
     def tflite_python(self) -> str:
         """The Python that has LiteRT; empty if there is none; errors as of `jax_python`."""
-        return self._find_python("ai_edge_litert", "ai_edge_litert.interpreter", TFLITE_HINT)
+        return self.find_python(TFLITE)
 
-    def _find_python(self, package: str, modules: str, hint: str) -> str:
-        if not self.python:
-            return sys.executable if importlib.util.find_spec(package) else ""
-        path = shutil.which(self.python)
+    def find_python(self, framework: Framework) -> str:
+        """Return the Python that has a framework; empty if there is none.
+
+        Raises:
+            UsageError: `--reference-python` names no Python with it.
+        """
+        option = f"--reference-python {self.python}"
+        path = shutil.which(self.python) if self.python else sys.executable
         if path is None:
-            raise UsageError(f"--reference-python {self.python}: no such program", f"Name a Python that has {package}.")
-        probe = run_tool([path, "-c", f"import {modules}"], timeout=_PROBE_SECONDS)
-        if probe.exit_code:
+            raise UsageError(f"{option}: no such program", f"Name a Python that has {framework.title}.")
+        # To import a framework takes seconds.
+        script = f"import importlib.metadata as m; [*map(m.version, {framework.packages})]"
+        probe = run_tool([path, "-c", script], timeout=_PROBE_SECONDS)
+        if probe.exit_code and self.python:
             reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.exit_code}"])[-1]
-            raise UsageError(f"--reference-python {self.python}: {reason[:_MAX_CAUSE]}", f"{hint} in it.")
-        return path
+            raise UsageError(f"{option}: {reason[:_MAX_CAUSE]}", f"{framework.hint} in it.")
+        return "" if probe.exit_code else path
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -477,6 +516,19 @@ class ReferenceRow:
     make: Callable[[UserProgram, ReferenceSources], _Reference | str]
 
 
+def _is_of(framework: str) -> Callable[[UserProgram], bool]:
+    return lambda program: program.source is not None and program.source.framework == framework
+
+
+def _make_torch(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
+    source = program.source
+    if source is None:
+        return "it is not of PyTorch"
+    eager = ReferenceEngine("torch", "PyTorch", "run_torch", source.python, source)
+    core = replace(eager, name="torch-core", title="PyTorch's decomposition to core operators")
+    return EngineReference(sources.workers, program, (eager, core), replace(eager, name="torch-f64"))
+
+
 def _make_jax(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     source = program.source
     if source is None:
@@ -490,7 +542,7 @@ def _make_jax(program: UserProgram, sources: ReferenceSources) -> _Reference | s
 def _make_tflite(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     python = sources.tflite_python
     if not python or program.tflite is None:
-        return f"ai-edge-litert is not installed, which computes TFLite: {TFLITE_HINT}, or give --reference-python"
+        return f"ai-edge-litert is not installed, which computes TFLite: {TFLITE.hint}, or give --reference-python"
     engines = (
         ReferenceEngine("litert", "LiteRT's reference kernels", "run_tflite", python, program.tflite),
         ReferenceEngine("xnnpack", "LiteRT's optimised kernels", "run_tflite", python, program.tflite),
@@ -501,7 +553,8 @@ def _make_tflite(program: UserProgram, sources: ReferenceSources) -> _Reference 
 def _make_stablehlo(program: UserProgram, sources: ReferenceSources) -> _Reference | str:
     python = sources.jax_python
     if not python:
-        return f"jaxlib is not installed, which computes StableHLO: {JAX_HINT}, or give --reference-python"
+        hint = FRAMEWORKS["jax"].hint
+        return f"jaxlib is not installed, which computes StableHLO: {hint}, or give --reference-python"
     engines = (
         ReferenceEngine("xla", "XLA", "run_stablehlo", python),
         ReferenceEngine("interpreter", "StableHLO's interpreter", "run_stablehlo", python),
@@ -556,7 +609,8 @@ _REFERENCES = (
         ),
     ),
     ReferenceRow("LiteRT", lambda program: program.tflite is not None, _make_tflite),
-    ReferenceRow("JAX's own call", lambda program: program.source is not None, _make_jax),
+    ReferenceRow("JAX's own call", _is_of("jax"), _make_jax),
+    ReferenceRow("PyTorch's own call", _is_of("torch"), _make_torch),
     ReferenceRow(
         "XLA and StableHLO's interpreter",
         lambda program: (

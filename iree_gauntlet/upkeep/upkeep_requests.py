@@ -107,7 +107,9 @@ class XfailUpdateRequest:
 class ReferenceRequest:
     """The places of references of programs in MLIR."""
 
-    reference_python: str = option("", "Python that has jax and jaxlib, which compute StableHLO (default: this one).")
+    reference_python: str = option(
+        "", "Python that has jax and jaxlib, or torch and iree-turbine, for programs of these (default: this one)."
+    )
     reference_iree: str = option(
         "",
         "Another IREE, such as 3.9.0, which computes programs that no reference can (default: other backends of the "
@@ -122,8 +124,8 @@ class InitRequest(ReferenceRequest):
     folder: str = option("", "Folder, if no word follows the task (default: the current one).", takes="folder")
     program: str = option(
         "",
-        "A file of ONNX, TFLite or MLIR (also StableHLO), an export of JAX, or a function of JAX, module.py:function: "
-        "its spec is written instead of an example's.",
+        "A file of ONNX, TFLite or MLIR (also StableHLO), an export of JAX or PyTorch (.pt2), or a function of these, "
+        "module.py:function: its spec is written instead of an example's.",
     )
     function: str = option("", "Function of a program in MLIR, if several are public.")
     name: str = option("", "Name of the program's model (default: that of its file).")

@@ -208,12 +208,9 @@ def test_damaged_bytecode_is_an_error_of_that_file(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_programs_are_named(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "torch", "w") as archive:
-        archive.writestr("net/models/model.json", "{}")
     with zipfile.ZipFile(tmp_path / "plain", "w") as archive:
         archive.writestr("readme", "")
     files = {
-        "torch": ("an exported program of PyTorch", None),
         "plain": ("a zip archive", None),
         "weights": ("weights in safetensors", b'\x08\0\0\0\0\0\0\0{"a": 1}'),
         "none": ("an empty file", b""),
@@ -237,7 +234,7 @@ def test_a_python_without_jax_is_refused(tmp_path: Path) -> None:
     assert done.code == 2, done.text
     assert "net.py:f: it ended without an answer" in done.err
     named = gauntlet(tmp_path, "init", "p", "--program", "net.py")
-    assert "Name a function in it, of JAX: net.py:FUNCTION." in named.err
+    assert "Name a function in it, of JAX or PyTorch: net.py:FUNCTION." in named.err
 
 
 @pytest.mark.iree
@@ -290,6 +287,16 @@ def test_jax_computes_what_is_expected_of_its_programs(tmp_path: Path) -> None:
     ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
     assert ran.code == 0, ran.text
     assert "5 cases: 5 passed" in ran.out
+    # Recorded again by the function's own call, where it is still the same program.
+    provenance = read_json(tmp_path / "p" / "specs" / "regression_tests" / "dense" / "model_cpu" / "provenance.json")
+    again = gauntlet(tmp_path / "p", "golden.record", "--model", "dense", "--model", "random", *python)
+    assert again.code == 0, again.text
+    assert "as jax " in again.out
+    assert "note: net.py:random gives another program now" in again.out
+    assert "as xla " in again.out
+    renewed = read_json(tmp_path / "p" / "specs" / "regression_tests" / "dense" / "model_cpu" / "provenance.json")
+    provenance["tolerance"] = renewed["tolerance"]
+    assert renewed == provenance
     (tmp_path / "ends.py").write_text("import sys; sys.exit(0)\n")
     ended = gauntlet(tmp_path, "init", "p", "--program", "ends.py:f", *python)
     assert ended.code == 2, ended.text

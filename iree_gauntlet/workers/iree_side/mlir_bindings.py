@@ -48,9 +48,13 @@ class IrValue(Protocol):
 
     type: object
     location: object
+    context: object
 
     def get_name(self) -> str:
         """Return the name that the text of the program has."""
+
+    def set_location(self, location: object) -> None:
+        """Change the location of an argument; older bindings lack this."""
 
 
 class IrBlock(Protocol):

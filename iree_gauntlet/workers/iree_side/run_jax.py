@@ -4,7 +4,7 @@
 
 The program is a serialised `jax.export` (of `export.serialize()`), or a function in a Python file. Beside the function
 are its arguments, `<function>_arguments` or `arguments`: a tuple of arrays or `jax.ShapeDtypeStruct`s, also inside
-dicts and the like, or a function without parameters that returns such a tuple.
+dicts and the like; a dict of them by name; or a function without parameters that returns such a tuple or dict.
 
 The plan of an export is `{"model": "/…/m.py", "function": "f", "folder": "/…", "memory_bytes": 8e9}`, with an empty
 function for a serialised one. The answer:
@@ -13,6 +13,8 @@ function for a serialised one. The answer:
      "examples": "/…/examples",                   a folder with the arguments as input_0.npy, …; empty if they have no
                                                   values
      "arguments": 3, "kept": [0, 2]}              the number of arguments, and those that the program uses
+
+or `{"framework": "torch"}` for a function of PyTorch.
 
 With an `engine` in the plan, `expected_outputs.py` describes plan and answer: `jax` runs the program as JAX does (a
 function as it was exported, because it may be another one each time that it is traced), `jax-f64` the function with f64
@@ -23,10 +25,9 @@ in place of f16, bf16 and f32. `options` are `{"path": "/…/m.py", "function": 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +45,16 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.expected_outputs import EnginePlan, run_sets
 from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan
+from iree_gauntlet.workers.iree_side.user_functions import (
+    NPY_KINDS,
+    ExportingPlan,
+    SourcePlan,
+    UserFunction,
+    describe_error,
+    load_function,
+    run_user_main,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,25 +62,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-_MAX_REASON = 300
-# A .npy file holds these kinds of elements.
-_NPY_KINDS = "fiub"
+_ARGUMENTS = "a tuple (or a dict by name) of arrays or jax.ShapeDtypeStructs"
 # The serialised export of a function, beside the artifact.
 _SERIALISED = ".jax_export"
-
-
-@dataclass(frozen=True, slots=True)
-class _ExportingPlan:
-    model: str
-    function: str
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class _SourcePlan:
-    path: str
-    function: str
-    kept: list[int]
 
 
 class _ArrayLike(Protocol):
@@ -96,24 +90,17 @@ class _JaxProgram(Protocol):
         """Call the program."""
 
 
-@dataclass(frozen=True, slots=True)
-class _UserFunction:
-    """A function of a user's file, with its arguments as the file gives them."""
-
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
-
-    def call(self, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool) -> object:
-        """Call the function; the arrays are its arguments of the given numbers, and the other ones are not used."""
-        jax = _import_jax()
-        leaves, tree = jax.tree_util.tree_flatten(self.arguments)
-        given = dict(zip(kept, arrays, strict=True))
-        values = []
-        for index, leaf in enumerate(leaves):
-            array = given.get(index, _make_zeros(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
-            is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
-            values.append(array.astype(np.float64) if is_widened else array)
-        return jax.jit(self.function)(*jax.tree_util.tree_unflatten(tree, values))
+def _call_function(user: UserFunction, kept: Sequence[int], arrays: Sequence[Array], *, is_wide: bool) -> object:
+    """Call a function; the arrays are its arguments of the given numbers, and the other ones are not used."""
+    jax = _import_jax()
+    leaves, tree = jax.tree_util.tree_flatten(user.arguments)
+    given = dict(zip(kept, arrays, strict=True))
+    values = []
+    for index, leaf in enumerate(leaves):
+        array = given.get(index, _make_zeros(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
+        is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
+        values.append(array.astype(np.float64) if is_widened else array)
+    return user.call_with(jax.jit(user.function), jax.tree_util.tree_unflatten(tree, values))
 
 
 def _import_jax() -> ModuleType:
@@ -126,56 +113,20 @@ def _import_jax() -> ModuleType:
     return module
 
 
-def _describe(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
-
-
-def _load_function(path: Path, name: str) -> _UserFunction:
-    """Import a user's file, and find a function in it with its arguments; raise a PlanError if that fails."""
-    sys.path.insert(0, str(path.parent))
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    if specification is None or specification.loader is None:
-        raise PlanError("it is not a Python file")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[path.stem] = module
-    # The file must not see this program's own arguments.
-    sys.argv = [str(path)]
-    try:
-        specification.loader.exec_module(module)
-    # A user's file may raise anything.
-    except (Exception, SystemExit) as error:
-        raise PlanError(f"{path.name} cannot be imported: {_describe(error)}") from error
-    call = getattr(module, name, None)
-    if not callable(call):
-        names = ", ".join(sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_"))
-        raise PlanError(f"{path.name} has no function {name}; it has {names[:_MAX_REASON] or 'none'}")
-    arguments = getattr(module, f"{name}_arguments", getattr(module, "arguments", None))
-    if callable(arguments):
-        try:
-            arguments = arguments()
-        # The same holds here.
-        except (Exception, SystemExit) as error:
-            raise PlanError(f"the arguments of {name} cannot be made: {_describe(error)}") from error
-    if not isinstance(arguments, tuple | list):
-        text = f"{path.name} needs {name}_arguments, a tuple of arrays or jax.ShapeDtypeStructs, to export {name}"
-        raise PlanError(text)
-    return _UserFunction(call, tuple(arguments))
-
-
 def _export(document: Mapping[str, object]) -> dict[str, object]:
-    plan = read_plan(_ExportingPlan, document)
+    plan = read_plan(ExportingPlan, document)
     jax = _import_jax()
     path, leaves = Path(plan.model), []
     if plan.function:
-        function = _load_function(path, plan.function)
+        function = load_function(path, plan.function, _ARGUMENTS)
+        if function.find_framework() == "torch":
+            return {"framework": "torch"}
         leaves = jax.tree_util.tree_leaves(function.arguments)
         try:
             exported = _trace(function)
         # Tracing runs the user's function, which may raise anything.
         except (Exception, SystemExit) as error:
-            raise PlanError(f"{plan.function} cannot be exported: {_describe(error)}") from error
+            raise PlanError(f"{plan.function} cannot be exported: {describe_error(error)}") from error
     else:
         exported = _read_export(path)
     if exported.nr_devices != 1:
@@ -191,7 +142,7 @@ def _export(document: Mapping[str, object]) -> dict[str, object]:
     arrays = [
         np.asarray(leaves[index]) for index in kept if leaves and not isinstance(leaves[index], jax.ShapeDtypeStruct)
     ]
-    if kept and len(arrays) == len(kept) and all(array.dtype.kind in _NPY_KINDS for array in arrays):
+    if kept and len(arrays) == len(kept) and all(array.dtype.kind in NPY_KINDS for array in arrays):
         examples = str(Path(plan.folder) / "examples")
         Path(examples).mkdir()
         for index, array in enumerate(arrays):
@@ -199,14 +150,14 @@ def _export(document: Mapping[str, object]) -> dict[str, object]:
     return {"artifact": str(artifact), "examples": examples, "arguments": len(exported.in_avals), "kept": kept}
 
 
-def _trace(function: _UserFunction) -> _JaxProgram:
+def _trace(function: UserFunction) -> _JaxProgram:
     jax = _import_jax()
     # IREE's parser does not know the dialect of the new partitioner.
     jax.config.update("jax_use_shardy_partitioner", False)
     # So the same program has the same bytes, wherever it is traced.
     jax.config.update("jax_traceback_in_locations_limit", 0)
-    exported: _JaxProgram = jax.export.export(jax.jit(function.function), platforms=["cpu"])(*function.arguments)
-    return exported
+    export: Callable[..., _JaxProgram] = jax.export.export(jax.jit(function.function), platforms=["cpu"])
+    return function.call_with(export, function.arguments)
 
 
 def _read_export(path: Path) -> _JaxProgram:
@@ -215,21 +166,21 @@ def _read_export(path: Path) -> _JaxProgram:
         exported: _JaxProgram = jax.export.deserialize(bytearray(path.read_bytes()))
     # The flatbuffer's reader checks nothing: damage may raise anything.
     except Exception as error:
-        raise PlanError(f"jax {jax.__version__} cannot read it as an export: {_describe(error)}") from error
+        raise PlanError(f"jax {jax.__version__} cannot read it as an export: {describe_error(error)}") from error
     return exported
 
 
-def _bind_program(source: _SourcePlan, artifact: Path, *, is_wide: bool) -> Callable[[Sequence[Array]], object]:
+def _bind_program(source: SourcePlan, artifact: Path, *, is_wide: bool) -> Callable[[Sequence[Array]], object]:
     """Return the function that calls a program with the arguments that it uses; the other ones are zeros.
 
     Raises:
         InferenceFailedError: the function in f64 would be another one than what was exported as `artifact`.
     """
     if source.function:
-        function = _load_function(Path(source.path), source.function)
+        function = load_function(Path(source.path), source.function, _ARGUMENTS)
         if is_wide and _trace(function).mlir_module_serialized != artifact.read_bytes():
             raise InferenceFailedError(f"{source.function} differs from trace to trace")
-        return partial(function.call, source.kept, is_wide=is_wide)
+        return partial(_call_function, function, source.kept, is_wide=is_wide)
     exported = _read_export(Path(source.path))
 
     def call(arrays: Sequence[Array]) -> object:
@@ -244,7 +195,7 @@ def _bind_program(source: _SourcePlan, artifact: Path, *, is_wide: bool) -> Call
 def _run(document: Mapping[str, object]) -> dict[str, object]:
     plan = read_plan(EnginePlan, document)
     jax = _import_jax()
-    source = read_plan(_SourcePlan, plan.options or {})
+    source = read_plan(SourcePlan, plan.options or {})
     is_wide = plan.engine == "jax-f64"
     serialised = Path(plan.model).with_suffix(_SERIALISED)
     if serialised.is_file() and not is_wide:
@@ -259,7 +210,7 @@ def _run(document: Mapping[str, object]) -> dict[str, object]:
             return [np.asarray(value) for value in jax.tree_util.tree_leaves(call(arrays))]
         # The same holds as for the export.
         except (Exception, SystemExit) as error:
-            raise InferenceFailedError(_describe(error)) from error
+            raise InferenceFailedError(describe_error(error)) from error
 
     return run_sets(plan, jax.__version__, run)
 
@@ -269,20 +220,5 @@ def _make_zeros(value: _ArrayLike) -> Array:
     return np.zeros([size if isinstance(size, int) else 1 for size in value.shape], value.dtype)
 
 
-def _answer(document: Mapping[str, object]) -> dict[str, object]:
-    # What a user's file prints goes to standard error, because standard output has the answer.
-    output = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        return _run(document) if "engine" in document else _export(document)
-    finally:
-        sys.stdout.flush()
-        os.dup2(output, 1)
-
-
 if __name__ == "__main__":
-    exit_code = run_worker_main(sys.argv, _answer)
-    sys.stdout.flush()
-    # A user's file may also print when this program ends.
-    os.dup2(2, 1)
-    sys.exit(exit_code)
+    sys.exit(run_user_main(_run, _export))
