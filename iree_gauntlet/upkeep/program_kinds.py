@@ -40,7 +40,7 @@ _MLIR_MAGIC = b"ML\xefR"
 _EXPORTED_STABLEHLO = b"StableHLO_v"
 _HEAD_BYTES = 4096
 _PYTHON_SUFFIX = ".py"
-_TAKEN = "Taken are ONNX, TFLite, MLIR as text or bytecode, and exports and functions of JAX and PyTorch: docs/how-to/programs.md"
+_TAKEN = "Taken are ONNX, TFLite, MLIR, and exports and functions of JAX and PyTorch: docs/how-to/programs.md"
 _TORCH_HINT = "Save the program itself: torch.export.save(torch.export.export(model, arguments), 'model.pt2')."
 _ASCII_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # IREE's element types, by ONNX's names.

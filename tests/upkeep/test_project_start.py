@@ -161,7 +161,7 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "none.onnx"), "--program none.onnx: no such file"),
         (("--program", "text.onnx"), "--program text.onnx is not an ONNX file, or damaged"),
         (("--program", "text.mlir"), "--program text.mlir: IREE's parser does not take it as MLIR: line 1, column 1: "),
-        (("--program", "net.tflite"), "--program net.tflite is a TFLite model, and no program that is taken"),
+        (("--program", "net.tflite"), "--program net.tflite: the file is damaged"),
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
