@@ -388,6 +388,8 @@ def _import_tflite(path: Path, request: _Request, sources: ReferenceSources) -> 
     return replace(
         program,
         file_name=path.name if path.suffix == _TFLITE_SUFFIX else f"{path.name}{_TFLITE_SUFFIX}",
+        # LiteRT refuses indices that are out of range, and quantised inputs have all values.
+        is_partial=False,
         tflite=TfliteSource(path.absolute(), python, f"tosa-converter-for-tflite {answer.version}"),
         notes=(*program.notes, *(() if find_tflite_importer() else (_NO_IMPORTER_NOTE,))),
     )

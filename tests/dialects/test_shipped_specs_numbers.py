@@ -72,7 +72,10 @@ def test_recordings_belong_to_their_spec(provenance: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "provenance", [*RECORDED, *TORCH_RECORDED], ids=lambda path: f"{path.parts[-4]}/{path.parts[-3]}/{path.parts[-2]}"
+    "provenance",
+    # Only weights of ONNX models can be tried.
+    [path for path in (*RECORDED, *TORCH_RECORDED) if "litert" not in read(path)],
+    ids=lambda path: f"{path.parts[-4]}/{path.parts[-3]}/{path.parts[-2]}",
 )
 def test_recordings_say_how_many_wrong_weights_they_would_see(provenance: Path) -> None:
     found = read(provenance)["sensitivity"]
@@ -85,7 +88,7 @@ def test_recordings_say_how_many_wrong_weights_they_would_see(provenance: Path) 
 def test_shapes_that_are_fixed_are_those_of_the_inputs(provenance: Path) -> None:
     spec = read(provenance.parent.with_suffix(".json"))
     recorded = {entry["name"]: entry["shape"] for entry in read(provenance)["inputs"]}
-    shapes = spec["onnx_import"].get("shapes", {})
+    shapes = spec.get("onnx_import", {}).get("shapes", {})
     assert {name: recorded[name] for name in shapes} == shapes
     benchmark = read(SPECS / "benchmarks" / provenance.parents[1].name / f"{provenance.parent.name}.json")
     assert benchmark["inputs"] == [tensor_type(blob, "source") for blob in spec["inputs"]]

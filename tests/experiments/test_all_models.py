@@ -45,6 +45,13 @@ def test_every_model_passes_all_three_steps(cold: ModelRun) -> None:
     assert passed == set(cold.verdicts("threshold"))
 
 
+def test_models_of_tflite_are_imported_and_pass(cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tosa_converter_for_tflite")
+    run = _run("tflite", cache, tmp_path / "run")
+    assert run.code == 0, run.output
+    assert run.list_passed_chains() == {"face_detection/front@cpu", "face_landmark/mesh@cpu", "iris_landmark/eye@cpu"}
+
+
 def test_numbers_of_every_output_are_kept(cold: ModelRun) -> None:
     cold.check_numbers()
 

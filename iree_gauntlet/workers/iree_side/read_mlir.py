@@ -221,7 +221,8 @@ def _read(document: Mapping[str, object]) -> dict[str, object]:
         dialects.add(operation.name.partition(".")[0])
         has_onnx = has_onnx or _is_onnx_operator(operation)
         is_partial = is_partial or bool(_PARTIAL.search(operation.name))
-        if operation.name == "util.global" and "is_mutable" in operation.attributes:
+        is_global = operation.name == "util.global" and "is_mutable" in operation.attributes
+        if is_global or operation.name == "tosa.variable":
             state.append(read_string(operation, "sym_name"))
         has_f64 = has_f64 or any(_read_type(str(value.type)).element_type == "f64" for value in operation.results)
         if _SUMS.search(operation.name) or has_onnx:
