@@ -30,7 +30,11 @@ def show_vector_lengths(chains: Iterable[ChainOutcome], title: str = "Numbers by
         step = next((step for step in chain.steps if step.stage.row.checks_numbers), None) if bits else None
         if step is not None:
             groups.setdefault(f"{chain.model}/{chain.submodel}@{name}", {})[bits] = step
-    groups = {model: steps for model, steps in groups.items() if len(steps) > 1}
+    groups = {
+        model: steps
+        for model, steps in groups.items()
+        if len(steps) > 1 and any(step.verdict is not Verdict.SKIPPED for step in steps.values())
+    }
     if not groups:
         return
     lengths = sorted({bits for steps in groups.values() for bits in steps})

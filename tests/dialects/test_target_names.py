@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from iree_gauntlet.device_kinds import CPU as CPU_KIND
 from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.dialects.locations import find_target
+from iree_gauntlet.engine.operator_suites import make_run_job
 from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.experiments.matrix import _combine
 from iree_gauntlet.stages import Stage
@@ -20,7 +23,8 @@ from iree_gauntlet.tasks import doctor
 from iree_gauntlet.toolchains import target_runtimes
 from iree_gauntlet.toolchains.target_runtimes import TargetRuntime, explain_missing_runner, runs_natively
 from iree_gauntlet.torch_models.torch_chain import choose_target
-from tests.support import spec_trees
+from tests.support import spec_trees, torch_trees
+from tests.support.op_trees import COMPILE_FLAGS, add_onnx, load_ops, write_config
 from tests.support.spec_trees import CPU, find_step, load, plan, write_tree
 
 if TYPE_CHECKING:
@@ -119,6 +123,31 @@ def test_a_runner_makes_no_several_calls(tmp_path: Path) -> None:
     made = plan(load(tree, ARM), [Stage.THRESHOLD], runtime_of=lambda _target: QEMU)
     blocked = find_step(made, "m/s@cpu-aarch64:threshold").blocked
     assert blocked == "several calls are made by IREE's Python bindings, which qemu-aarch64 does not run"
+
+
+def test_a_torch_model_for_another_architecture_runs_by_its_runner(tmp_path: Path) -> None:
+    # So does pytest, which runs the same steps and has no option for targets.
+    flags = [*torch_trees.MODULE["compiler_flags"], "--iree-llvmcpu-target-triple=aarch64-linux-gnu"]
+    module = torch_trees.MODULE | {"compiler_flags": flags}
+    files = {"torch_models/m/modules/a.json": module, **torch_trees.make_quality_file("m/quality", markers=["text"])}
+    tree = write_tree(tmp_path, files)
+    made = plan(torch_trees.load_torch(tree, ARM), [Stage.THRESHOLD], runtime_of=lambda _target: QEMU)
+    assert find_step(made, "m/quality@cpu-aarch64:threshold").required_command.runner == QEMU.runner
+    assert not torch_trees.load_torch(tree, CPU).cases
+
+
+def test_a_config_of_operators_is_for_other_architectures_too(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    write_config(tmp_path, iree_compile_flags=[*COMPILE_FLAGS, "--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O0"])
+    cases = load_ops(tmp_path, CPU, Target("cpu", "aarch64-sve-512")).cases
+    assert [case.target.name for case in cases] == ["cpu", "cpu-aarch64-sve-512"]
+    flags = CPU_KIND.architectures["aarch64-sve"].flags
+    assert cases[1].modules[0].flags == (*COMPILE_FLAGS, "--iree-opt-level=O0", *flags)
+    step = plan(CaseSet(cases, (), ()), [Stage.THRESHOLD], runtime_of=lambda _target: QEMU).steps[-1]
+    # The servers have this machine's runtime, so the tool itself runs the module.
+    assert step.required_command.runner == QEMU.runner
+    assert make_run_job(step) is None
+    assert make_run_job(replace(step, command=replace(step.required_command, runner=()))) is not None
 
 
 def test_a_command_is_typed_with_its_runner() -> None:
