@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,6 +44,7 @@ _S3_REQUEST = ("virtual_hosted_style_request", "request_payer", "unsigned_payloa
 _GCS = ("service_account", "service_account_key", "application_credentials")
 _COMMON = ("endpoint", "skip_signature", "conditional_put", "server_side_encryption")
 _OPTIONS = frozenset((*_TOOLKIT, *_AZURE, *_AZURE_IDENTITY, *_S3, *_S3_REQUEST, *_GCS, *_COMMON))
+_BOARD = re.compile(r"ssh( [^\s'\"\\\\$]+)+")
 _RUNTIME = re.compile(r"wheel:\w+|/.+")
 _SETTINGS_KIND = "settings"
 _ENDPOINT_OPTIONS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
@@ -127,7 +127,7 @@ class _TargetTable(StrictDocument):
     runtime: Annotated[str, expect("wheel:PLATFORM, or an absolute folder", _RUNTIME.fullmatch)] | None = about(
         None, "IREE's tools for it: wheel:manylinux_2_28_aarch64, or a folder."
     )
-    runner: list[Text] | Text | None = about(
+    runner: list[Text] | Annotated[str, expect("a list of words, or ssh HOST", _BOARD.fullmatch)] | None = about(
         None,
         "Words before the tools' command lines, or 'ssh HOST'; {vq}, {bytes} and {bits} are the length of a vector.",
     )
@@ -138,7 +138,7 @@ class _TargetTable(StrictDocument):
     @property
     def runner_words(self) -> tuple[str, ...] | None:
         """The words of the runner; None if it is the ready-made one."""
-        words = shlex.split(self.runner) if isinstance(self.runner, str) else self.runner
+        words = self.runner.split() if isinstance(self.runner, str) else self.runner
         return None if words is None else tuple(words)
 
 

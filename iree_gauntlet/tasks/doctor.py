@@ -238,7 +238,7 @@ def _check_architectures() -> Iterator[DoctorFinding]:
             hint = f"name a folder with IREE's tools for it in gauntlet.toml: [targets.{chip}] runtime"
             yield DoctorFinding(f"target {chip}", "info", "compiles, does not run: IREE has no wheel for it", hint)
         else:
-            words = " ".join(target.runner)
+            words = " ".join(target.runner) or "this machine"
             yield DoctorFinding(f"target {chip}", "ok", f"compiles, and runs by {words} (runtime: {runtime})")
             yield from _check_board(target)
 

@@ -77,7 +77,7 @@ def test_doctor_checks_boards(board: LoopbackBoard) -> None:
 
 @pytest.mark.parametrize(
     ("runner", "has_times"),
-    [('"ssh pi5"', True), ('["ssh", "pi5"]', True), ('"ssh pi5 qemu-aarch64"', False), ('"qemu-aarch64"', False)],
+    [('"ssh pi5"', True), ('["ssh", "pi5"]', True), ('"ssh pi5 qemu-aarch64"', False), ('["qemu-aarch64"]', False)],
 )
 def test_times_of_a_board_are_real(runner: str, *, has_times: bool, tmp_path: Path) -> None:
     (tmp_path / "gauntlet.toml").write_text(f"[targets.arm64-pi5]\nrunner = {runner}\n")
