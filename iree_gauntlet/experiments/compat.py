@@ -125,7 +125,7 @@ def _describe_module(iree: str, chain: str, name: str, run_module: str, module: 
         name=name,
         bytecode=f"{version >> 16}.{version & 0xFFFF}",
         features=str(content.get("requirements") or ""),
-        dependencies=tuple(f"{entry['name']} >= {entry['minimum_version']}" for entry in dependencies),
+        dependencies=tuple(f"{entry['name']} >= {entry.get('minimum_version', 0)}" for entry in dependencies),
         imports=tuple(
             f"{entry['full_name']} {entry['signature']['calling_convention']}"
             for entry in content.get("imported_functions", ())

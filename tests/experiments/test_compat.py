@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.experiments.compat import _describe_module
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.records.run_folder import list_folders
 from tests.support.faulty_iree import fill_module_cache, write_build_tree
@@ -16,7 +18,6 @@ from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -167,6 +168,14 @@ def test_killed_anywhere_and_gone_on_with(project: Project, kept: int) -> None:
     assert [cell["compatibility"] for cell in after["cells"]] == ["runs"] * 4
     assert after["modules"] == before["modules"]
     assert set(_list_results(project).values()) == {1}, "what was done is not done again"
+
+
+def test_a_module_may_need_any_version_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tool writes no version that is 0.
+    dump = {"bytecode_version": 17 << 16, "dependencies": [{"name": "hal", "minimum_version": 7}, {"name": "io"}]}
+    monkeypatch.setattr("iree_gauntlet.experiments.compat.dump_module", lambda *_: dump)
+    needs = _describe_module("3.13.0", "toy/abs@cpu", "", "iree-run-module", Path("abs.vmfb"))
+    assert (needs.bytecode, needs.dependencies) == ("17.0", ("hal >= 7", "io >= 0"))
 
 
 def test_a_module_is_described_by_its_own_release(project: Project) -> None:

@@ -312,14 +312,17 @@ def test_the_verdict_says_what_it_is_not_about(tmp_path: Path) -> None:
     both = {"instructions": True, "memory": True}
     assert judge("all", both, code=[]) == nothing
     assert judge("less", both | {"no_times": True}) == (
-        f"{nothing}; not judged: code (the extra code is not installed), times (--no-times)"
+        f"{nothing}; not judged: code (it is read with the extra code, but not in operator suites), times (--no-times)"
     )
     assert judge("least", {}, code_problems=["no machine code"]) == (
         f"{nothing}; not judged: some code (no machine code), instructions (only with --instructions), "
         "memory (only with --memory)"
     )
     document = json.loads((tmp_path / "less" / "qualify.json").read_text())
-    assert document["omissions"] == ["code (the extra code is not installed)", "times (--no-times)"]
+    assert document["omissions"] == [
+        "code (it is read with the extra code, but not in operator suites)",
+        "times (--no-times)",
+    ]
 
 
 def _keep_options(folder: Path, options: dict[str, Any]) -> None:
