@@ -297,9 +297,12 @@ def _select(request: RunRequest, chains: Sequence[str]) -> RunRequest:
     """Return a request for some models; several may select more, by the submodels and targets of others."""
     places = [select_chain(chain) for chain in chains]
     model, submodel, target = (
-        tuple(dict.fromkeys(place[name][0] for place in places)) for name in ("model", "submodel", "target")
+        tuple(dict.fromkeys(value for place in places for value in place[name]))
+        for name in ("model", "submodel", "target")
     )
-    return replace(request, selection=replace(request.selection, model=model, submodel=submodel, target=target))
+    selection = request.selection
+    selection = replace(selection, model=model, submodel=submodel, target=target or selection.target)
+    return replace(request, selection=selection)
 
 
 @dataclass(frozen=True, slots=True)

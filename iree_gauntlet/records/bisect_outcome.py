@@ -15,6 +15,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.compare_record import BlockEvent
 from iree_gauntlet.records.outcome import list_lock_remarks
+from iree_gauntlet.targets import parse_target
 from iree_gauntlet.variants import FlagVariant  # noqa: TC001 - read at run time
 
 if TYPE_CHECKING:
@@ -33,22 +34,32 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _RELEASE = re.compile(r"\d+\.\d+\.\d+\w*")
 
 
-def format_bisect_command(ends: Sequence[str], metric: str, chain: str, variants: Sequence[str] = ()) -> str:
+def format_bisect_command(
+    ends: Sequence[str], metric: str, chain: str, variants: Sequence[str] = (), spec_dirs: Sequence[str] = ()
+) -> str:
     """Return the command that finds the release of a change; empty unless the ends are two releases."""
     if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
         return ""
     good, bad = ends
-    options = {"good": [good], "bad": [bad], "metric": [metric], **select_chain(chain)}
-    options["variant"] += variants
+    options = {"good": [good], "bad": [bad], "metric": [metric], "spec-dir": spec_dirs, **select_chain(chain)}
+    options["variant"] = [*options["variant"], *variants]
     return shlex.join(("gauntlet", "bisect", *format_options(options)))
 
 
 def select_chain(chain: str) -> dict[str, list[str]]:
-    """Return the values of the options that select a chain: its model, submodel, target and variants."""
+    """Return the values of the options that select a chain: its model, submodel, target and variants.
+
+    The place of an operator suite's chain is the name of a config, and no target.
+    """
     name, _, place = chain.partition("@")
     model, _, submodel = name.rpartition("/")
     target, *variants = place.split("+")
-    return {"model": [model], "submodel": [submodel], "target": [target], "variant": variants}
+    return {
+        "model": [model],
+        "submodel": [submodel],
+        "target": [target] if parse_target(target) else [],
+        "variant": variants,
+    }
 
 
 def format_options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -194,7 +194,8 @@ def _describe_release(outcome: QualifyOutcome, loss: BumpFinding) -> str:
 def _format_command(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return the command that searches for the release of a loss; empty if there is none."""
     opening = outcome.opening
-    return format_bisect_command((opening.old, opening.new), loss.metric, loss.chain, opening.variants)
+    ends, spec_dirs = (opening.old, opening.new), opening.options.get("spec_dir", ())
+    return format_bisect_command(ends, loss.metric, loss.chain, opening.variants, spec_dirs)
 
 
 def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:

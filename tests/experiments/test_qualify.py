@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.experiments.qualify import _select
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.measuring.instructions.counters import Counts
+from iree_gauntlet.records.bisect_outcome import select_chain
 from iree_gauntlet.records.qualify_outcome import read_qualify_outcome
 from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.requests import RunRequest, SelectionRequest
 from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.journal_builder import JournalBuilder
 from tests.support.matrix_builder import make_chain, make_release_run, write_qualification, write_record
@@ -23,7 +26,7 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.requests import BisectRequest, RunRequest
+    from iree_gauntlet.requests import BisectRequest
 
 # With modules of the old IREE, the new runtime crashes on one model; it computes another one wrongly.
 _FAULTS = """case "$*" in
@@ -329,6 +332,23 @@ def _keep_options(folder: Path, options: dict[str, Any]) -> None:
     opening, *lines = (folder / "journal.jsonl").read_text().splitlines()
     kept = json.dumps(json.loads(opening) | {"kept": {"options": options}})
     (folder / "journal.jsonl").write_text("\n".join([kept, *lines, ""]))
+
+
+def test_a_case_of_an_operator_suite_is_searched_without_its_config_as_a_target(tmp_path: Path) -> None:
+    request = RunRequest(selection=SelectionRequest(target=("rocm",), spec_dir=("ops",)))
+    places = [
+        (
+            _select(request, [f"node/test_abs@{place}"]).selection.target,
+            select_chain(f"node/test_abs@{place}")["target"],
+        )
+        for place in ("cpu", "rocm-gfx942", "cpu_llvm_sync")
+    ]
+    assert places == [(("cpu",), ["cpu"]), (("rocm-gfx942",), ["rocm-gfx942"]), (("rocm",), [])]
+    folder = write_qualification(tmp_path / "q")
+    _keep_options(folder, {"spec_dir": ["ops"]})
+    write_reports(folder)
+    command = "gauntlet bisect --good 3.12.0 --bad 3.13.0 --metric size --spec-dir ops --model m --submodel larger"
+    assert command in (folder / "qualify.md").read_text()
 
 
 def test_a_table_for_release_notes_has_gains_too(tmp_path: Path) -> None:
