@@ -127,7 +127,7 @@ _ARM_PACKAGES = "qemu-user libc6-arm64-cross libstdc++6-arm64-cross"
 _ARCHITECTURES = {
     "aarch64": Processor(_ARM_FLAGS, _ARM_WHEEL, (*_ARM_RUNNER, "max"), _ARM_PACKAGES),
     "aarch64-sve": Processor(
-        (*_ARM_FLAGS, "--iree-llvmcpu-target-cpu-features=+sve", "--iree-llvmcpu-enable-scalable-vectorization=true"),
+        (*_ARM_FLAGS, "--iree-llvmcpu-target-cpu-features=+sve"),
         _ARM_WHEEL,
         (*_ARM_RUNNER, "max,sve-max-vq={vq},sve-default-vector-length={bytes}"),
         _ARM_PACKAGES,

@@ -113,7 +113,7 @@ class Target:
         """The keys of its goldens besides SKUs, the first before the others; another architecture has only its own."""
         return tuple(filter(None, (self.processor_name, "" if self.architecture else self.family)))
 
-    def adapt_to(self, request: Target | None) -> Target:
+    def complete_with(self, request: Target | None) -> Target:
         """Return a spec's own target with the SKU and the definition of the requested one, if there is one."""
         return replace(self, sku=request.sku, definition=request.definition) if request else replace(self, sku="")
 

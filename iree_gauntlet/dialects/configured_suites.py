@@ -109,7 +109,7 @@ class ConfigBuilder(Builder[_Spec]):
         configs: list[tuple[_Config, Target]] = []
         for config in suite.configs:
             configs += [
-                _adapt_config(config, target)
+                _convert_config(config, target)
                 for target in self.collector.targets
                 if target.architecture and config.document and config.target.kind.is_cpu and not config.target.chip
             ]
@@ -119,7 +119,7 @@ class ConfigBuilder(Builder[_Spec]):
             if match is None:
                 self.collector.other_targets.add(replace(config.target, config_name="").name)
             else:
-                configs.append((config, _adapt_target(config.target, match)))
+                configs.append((config, _complete_target(config.target, match)))
         return configs
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
@@ -165,12 +165,12 @@ def has_word(path: Path, *words: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _adapt_target(target: Target, request: Target) -> Target:
-    return target.adapt_to(request)
+def _complete_target(target: Target, request: Target) -> Target:
+    return target.complete_with(request)
 
 
 @lru_cache(maxsize=64)
-def _adapt_config(config: _Config, target: Target) -> tuple[_Config, Target]:
+def _convert_config(config: _Config, target: Target) -> tuple[_Config, Target]:
     """Return a config of the CPU for a processor of another architecture, and that target."""
     document, name = config.document, f"{config.target.config_name}-{target.chip}"
     flags = document.iree_compile_flags if document else ()

@@ -134,7 +134,7 @@ def build_test(
     kind = Kind(document.type)
     expected_failure = Expectation(CHECK_STAGES[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
-        make_case(spec, TORCH_MODELS, kind, target.adapt_to(match), used_modules, document.timeouts),
+        make_case(spec, TORCH_MODELS, kind, target.complete_with(match), used_modules, document.timeouts),
         parameters=weights,
         calls=(Call("", inputs, expected_outputs),),
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),

@@ -34,7 +34,7 @@ from iree_gauntlet.engine.judging import (
 from iree_gauntlet.engine.processes.run_client import RunOutput  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.measuring.code.emulated_crash import EmulatedCrash, make_crash_argv
+from iree_gauntlet.measuring.code.emulated_crash import CrashPlace, make_crash_argv
 from iree_gauntlet.measuring.code.module_code import list_module_bodies
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe_check
 from iree_gauntlet.measuring.numerics.arrays import (
@@ -177,7 +177,7 @@ def _locate_crash(step: Step, processes: Processes) -> str:
     argv = make_crash_argv(sys.executable, command.words, output)
     processes.run(step, replace(command, argv=argv, runner=()), name="crash.")
     try:
-        crash = EmulatedCrash.from_dict(read_json(output.read_bytes()))
+        crash = CrashPlace.from_dict(read_json(output.read_bytes()))
     except (OSError, ValueError):
         return ""
     modules = [Path(text) for text in list_values(command, "--module=")]

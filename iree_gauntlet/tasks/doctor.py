@@ -44,7 +44,7 @@ from iree_gauntlet.toolchains.devices import (
 )
 from iree_gauntlet.toolchains.find import find_requested_toolchain
 from iree_gauntlet.toolchains.source_builds import find_build_tools
-from iree_gauntlet.toolchains.target_runtimes import explain_missing_runner, runs_natively
+from iree_gauntlet.toolchains.target_runtimes import explain_missing_runner, is_native
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import format_version, open_toolchain_locations
 
@@ -226,7 +226,7 @@ def _check_architectures() -> Iterator[DoctorFinding]:
         definitions = {}
     for chip in dict.fromkeys((*ARCHITECTURES, *definitions)):
         target = Target(CPU.family, chip, definition=definitions.get(chip))
-        if runs_natively(target):
+        if is_native(target):
             continue
         runtime = target.processor.runtime if target.processor else ""
         reason = explain_missing_runner(target)

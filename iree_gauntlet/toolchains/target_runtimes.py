@@ -79,7 +79,7 @@ def find_target_runtime(target: Target, toolchain: Toolchain | None, locations: 
     """Find the tools that run a target's modules; install the wheel of another architecture, unless this is offline."""
     if toolchain is None:
         return TargetRuntime()
-    if runs_natively(target):
+    if is_native(target):
         return TargetRuntime(toolchain.runtime.run_module, toolchain.runtime.benchmark_module)
     is_emulated = bool(target.runner) and not (target.processor and target.processor.has_times)
     runtime = TargetRuntime(runner=target.runner, is_emulated=is_emulated)
@@ -95,7 +95,7 @@ def find_target_runtime(target: Target, toolchain: Toolchain | None, locations: 
     return replace(runtime, obstacle=f"{reason}; --stages compile makes them")
 
 
-def runs_natively(target: Target) -> bool:
+def is_native(target: Target) -> bool:
     """Return whether this machine runs a target's modules itself; a runner is needed to choose a length of vectors."""
     processor = target.processor
     is_same = target.architecture == _MACHINE and not target.vector_bits

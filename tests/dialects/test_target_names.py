@@ -21,7 +21,7 @@ from iree_gauntlet.steps import Command
 from iree_gauntlet.targets import Target, parse_target, split_vector_bits
 from iree_gauntlet.tasks import doctor
 from iree_gauntlet.toolchains import target_runtimes
-from iree_gauntlet.toolchains.target_runtimes import TargetRuntime, explain_missing_runner, runs_natively
+from iree_gauntlet.toolchains.target_runtimes import TargetRuntime, explain_missing_runner, is_native
 from iree_gauntlet.torch_models.torch_chain import choose_target
 from tests.support import spec_trees, torch_trees
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, load_ops, write_config
@@ -182,7 +182,7 @@ def test_settings_define_processors(tmp_path: Path) -> None:
     assert grace.runtime == ready["aarch64"].runtime
     assert (riscv.runtime, riscv.runner) == ("/opt/iree-riscv64/bin", ready["riscv64"].runner)
     # A runner that the user wrote is used on a machine of that architecture too.
-    assert not runs_natively(Target("cpu", "aarch64-grace", definition=grace))
+    assert not is_native(Target("cpu", "aarch64-grace", definition=grace))
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_what_a_runner_lacks_is_named_with_its_packages(tmp_path: Path, monkeypa
 def test_a_machine_of_the_architecture_needs_no_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert platform.machine().replace("arm64", "aarch64") == target_runtimes._MACHINE
     monkeypatch.setattr(target_runtimes, "_MACHINE", "aarch64")
-    assert runs_natively(ARM)
-    assert runs_natively(CPU)
-    assert not runs_natively(Target("cpu", "aarch64-sve-512"))
-    assert not runs_natively(Target("cpu", "riscv64"))
+    assert is_native(ARM)
+    assert is_native(CPU)
+    assert not is_native(Target("cpu", "aarch64-sve-512"))
+    assert not is_native(Target("cpu", "riscv64"))
 
 
 def test_bench_says_that_it_measures_this_machine() -> None:

@@ -48,7 +48,7 @@ def test_a_row_is_complete(row: DeviceKind) -> None:
         name for name in row.architectures if parse_target(name) == Target(row.family, name)
     }
     flags = [flag for processor in row.architectures.values() for flag in processor.flags]
-    assert all(flag.startswith(f"--iree-{row.code_generator}-") for flag in (*flags, *row.host_flags))
+    assert all(flag.startswith(f"--iree-{row.code_generator}-target-") for flag in (*flags, *row.host_flags))
     assert not (row.is_cpu and row.state_tools)
     # A tool that is named has its reader.
     assert {*row.state_tools} <= {*gpus._TOOLS}

@@ -40,8 +40,8 @@ _START_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatedCrash(Recorded):
-    """The crash of an emulated program: its instruction's address, and the code before and from it on, as hex."""
+class CrashPlace(Recorded):
+    """The place at which an emulated program crashes: its address, and as hex the code before and from it on."""
 
     address: int
     code_before: str
@@ -88,7 +88,7 @@ class _Debugger:
         reply = self.ask(f"m{address:x},{size:x}") if size else ""
         return "" if reply.startswith("E") else reply
 
-    def find_crash(self) -> EmulatedCrash | None:
+    def find_crash(self) -> CrashPlace | None:
         """Continue the program up to the signal that ends it; None if it ends by itself."""
         reply = self.ask("c")
         while reply.startswith(("T", "S")):
@@ -100,7 +100,7 @@ class _Debugger:
                 offset = address % _PAGE_BYTES
                 sizes = min(_CODE_BYTES, offset), min(_CODE_BYTES, _PAGE_BYTES - offset)
                 before, code = self._read(address - sizes[0], sizes[0]), self._read(address, sizes[1])
-                return EmulatedCrash(address, before, code)
+                return CrashPlace(address, before, code)
             reply = self.ask(f"C{signal:02x}")
         return None
 
