@@ -285,7 +285,7 @@ class Engine:
         for name, file in zip(files, step.inputs, strict=True):
             with suppress(OSError):
                 files[name] = self.workbench.store.hash_cache.sha256(Path(file.path))
-        return make_key({"command": join_flags(step.command.argv if step.command else ()), **files})
+        return make_key({"command": join_flags(step.command.words if step.command else ()), **files})
 
     @cached_property
     def _fresh_performers(self) -> Mapping[Stage, Callable[[Step], Result]]:

@@ -292,7 +292,7 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
 def _pick_essence(step: Step) -> tuple[object, ...]:
     """Return a planned step's command, goldens, expectations and cache: if these are equal, the step is unchanged."""
     return (
-        step.command.argv if step.command else (),
+        step.command.words if step.command else (),
         tuple(replace(golden, origin=Origin("")) for golden in step.goldens),
         *(step.expect_failure, step.expect_kinds, step.expect_match, step.allclose),
         step.quarantine and step.quarantine.until,

@@ -283,7 +283,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
         "step": step.stage.value,
         "spec": step.origin.file,
         "field": step.origin.field,
-        "argv": list(step.command.argv) if step.command else [],
+        "argv": list(step.command.words) if step.command else [],
         "cwd": step.command.cwd if step.command else "",
         "env": dict(step.command.env) if step.command else {},
         # Avoid `asdict`, whose deep copies take a third of the time of a plan with thousands of steps.
@@ -323,7 +323,7 @@ def _print_plan(plan: Plan) -> None:
         expectation += f"; in quarantine until {step.quarantine.until}" if step.quarantine else ""
         sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {reason}{expectation}\n")
         if step.command is not None:
-            sys.stdout.write(f"    $ {shlex.join(step.command.argv)}\n")
+            sys.stdout.write(f"    $ {shlex.join(step.command.words)}\n")
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
     cached_count = sum(step.cache.hit for step in plan.steps)

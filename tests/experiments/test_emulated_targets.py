@@ -114,6 +114,12 @@ def test_only_failures_of_this_machine_are_explained(emulated: tuple[Project, Co
     assert "it ran by qemu-aarch64, and only runs by this machine are explained" in done.text
 
 
+def test_a_plan_shows_the_runner(emulated: tuple[Project, CommandResult]) -> None:
+    project, _ = emulated
+    done = project.gauntlet("plan", "--submodel", "product", "--target", "arm64", "--stages", "threshold")
+    assert re.search(r"\$ qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max \S+/iree-run-module ", done.out), done.text
+
+
 def test_a_history_has_no_time_of_an_emulator(emulated: tuple[Project, CommandResult]) -> None:
     project, _ = emulated
     folder = project.folder / "history"
