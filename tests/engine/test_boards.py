@@ -299,6 +299,10 @@ def test_a_program_that_cannot_start_there_says_why(
     tool.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xf3\x00")
     with pytest.raises(BoardError, match=r"tool is for riscv64, but .* is Linux"):
         run_on(board, supervisor, tmp_path, str(tool))
+    # A runner of the board is its own business.
+    command = Command((str(tool),), str(tmp_path), runner=(*board.words, "echo"))
+    supervisor.run(command, stdout=tmp_path / "out", stderr=tmp_path / "err", timeout=LIMIT_SECONDS)
+    assert (tmp_path / "out").read_text().endswith("/tool\n")
 
 
 def test_who_is_not_let_in_is_told_what_to_do(board: LoopbackBoard, supervisor: Supervisor, tmp_path: Path) -> None:
