@@ -24,7 +24,7 @@ from iree_gauntlet.engine.rounds.blocks import (
     collect_samples,
     run_spec_blocks,
 )
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
     ExactJudge,
@@ -134,7 +134,10 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Report
             # Fetch the model's files before any candidate runs: no candidate may be blamed for a failed download.
             run_dir = find_free_folder(experiment.folder / _FETCH_FOLDER)
             setup = question.setup.within(run_dir, stages=(Stage.FETCH,))
-            code = run(setup, presenter.with_stream(sys.stderr), brief=True).exit_code
+            code = ExitCode.OK
+            # The cases of an operator suite need no files from elsewhere.
+            with contextlib.suppress(NothingSelectedError):
+                code = run(setup, presenter.with_stream(sys.stderr), brief=True).exit_code
             if code is ExitCode.INTERRUPTED:
                 raise KeyboardInterrupt
             if code is not ExitCode.OK:

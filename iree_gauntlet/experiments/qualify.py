@@ -82,6 +82,8 @@ if TYPE_CHECKING:
 
 
 _EXACT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT)
+# The stages of the suite that parts need.
+_NEEDED_STAGES = {COMPAT_PART: Stage.THRESHOLD, TIMES: Stage.BENCHMARK}
 
 
 def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -> ExitCode:
@@ -122,7 +124,9 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
     with interruptible(lambda: None):
         with experiment.open(presenter, opening) as log:
             finished = {name: part for name, part in previous.items() if not part.problem}
-            qualification = _Qualification(experiment.folder, options, request, marks, presenter, log, finished)
+            qualification = _Qualification(
+                experiment.folder, options, request, setup.stages, marks, presenter, log, finished
+            )
             qualification.run_parts()
             experiment.code = read_qualify_outcome(experiment.folder).worst_code
         return experiment.reported
@@ -142,11 +146,17 @@ def _check_candidates(options: QualifyRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Qualification:
-    """A running qualification; `finished` has the parts that an earlier part of it has ended."""
+    """A running qualification.
+
+    Attributes:
+        stages: the stages of the suite; one that only compiles has no runs and no times.
+        finished: the parts that an earlier part of it has ended.
+    """
 
     folder: Path
     options: QualifyRequest
     request: RunRequest
+    stages: Sequence[Stage]
     marks: Sequence[Mark]
     presenter: Reporter
     log: EventLog
@@ -157,7 +167,8 @@ class _Qualification:
         sides, budget = self.options.sides, self.options.budget
         # The other parts take variants as a run does: a matrix would have each IREE without them too.
         varied = [self._vary(side) for side in sides]
-        self._run_part(EXACT, lambda request: matrix(varied, replace(request, stages=_EXACT_STAGES), self._brief))
+        stages = tuple(stage for stage in _EXACT_STAGES if stage in self.stages)
+        self._run_part(EXACT, lambda request: matrix(varied, replace(request, stages=stages), self._brief))
         outcome = read_qualify_outcome(self.folder)
         if outcome.matrix is None or any(iree.problem for iree in outcome.matrix.irees):
             # The other parts would fail for the same reason.
@@ -216,6 +227,7 @@ class _Qualification:
         self.log.write("start", {}, step=name)
         problem = ""
         try:
+            self._require_stage(name)
             code = perform(request)
         except NothingSelectedError as error:
             if name == EXACT:
@@ -230,6 +242,12 @@ class _Qualification:
         self.log.write("result", result, step=name)
         if code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
+
+    def _require_stage(self, part: str) -> None:
+        """Raise a NothingSelectedError, which leaves a part out, if the suite lacks the stage that the part needs."""
+        stage = _NEEDED_STAGES.get(part)
+        if stage and stage not in self.stages:
+            raise NothingSelectedError(f"the suite has no stage {stage}")
 
     def _follow_losses(self) -> None:
         """Explain and bisect each loss, which repeats it, the most serious first, until the budget is used up."""

@@ -36,6 +36,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
 from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.hanging import HANG
+from tests.support.operator_suite import OperatorSuite
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 from tests.support.recorded_noise import make_blocks
@@ -476,6 +477,16 @@ def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
     assert done.code == 0, done.text
     assert "first bad: b1; last good: b2" in done.out
     assert "fails: compile: " in done.out
+
+
+@pytest.mark.iree
+def test_a_case_of_an_operator_suite_needs_no_fetch(project: Builds) -> None:
+    OperatorSuite(project).add_unary("abs")
+    row = [project.build("good"), project.build("bad", iree_compile='echo "x.mlir:1:1: error: no" >&2; exit 1')]
+    words = ("--good", row[0], "--bad", row[1], "--among", row[0], "--among", row[1], "--metric", "compiles")
+    done = project.gauntlet("bisect", *words, "--spec-dir", "ops", "--submodel", "abs")
+    assert done.code == 0, done.text
+    assert "first bad: bad; last good: good" in done.out
 
 
 @pytest.mark.iree

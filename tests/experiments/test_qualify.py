@@ -201,6 +201,23 @@ def test_wrong_input(project: Project, words: list[str], code: int, says: str) -
 
 
 @pytest.mark.iree
+def test_a_suite_that_only_compiles_has_no_other_parts(project: Project) -> None:
+    project.suite('stages = ["compile", "compstat"]\n')
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    done = project.gauntlet("qualify", old, new, "--suite", "s")
+    assert done.code == 0, done.text
+    document = _read(project)
+    assert [part["problem"] for part in document["parts"].values()] == [
+        "",
+        "left out: the suite has no stage threshold",
+        "left out: the suite has no stage benchmark",
+    ]
+    assert "modules with the other runtime (left out: the suite has no stage threshold)" in document["omissions"]
+    plans = [path.read_text() for path in _newest(project).glob("matrix/*/journal.jsonl")]
+    assert [plan.count('"step":"toy/abs@cpu:threshold"') for plan in plans] == [0, 0]
+
+
+@pytest.mark.iree
 def test_marks_are_read_before_anything_runs(project: Project) -> None:
     (project.folder / "history_marks.toml").write_text("[[mark]]\nseries = 3\n")
     done = project.gauntlet("qualify", "installed", "path")
