@@ -41,8 +41,8 @@ def format_bisect_command(
     if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
         return ""
     good, bad = ends
-    options = {"good": [good], "bad": [bad], "metric": [metric], "spec-dir": spec_dirs, **select_chain(chain)}
-    options["variant"] = [*options["variant"], *variants]
+    options = {"good": [good], "bad": [bad], "metric": [metric], "spec-dir": [*spec_dirs], **select_chain(chain)}
+    options["variant"] += variants
     return shlex.join(("gauntlet", "bisect", *format_options(options)))
 
 
