@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from iree_gauntlet.upkeep.programs import ProgramInput
-    from iree_gauntlet.upkeep.references import ReferenceSources, ReferenceWorkers
+    from iree_gauntlet.upkeep.references import ReferenceSources
 
 
 _MLIR_MAGIC = b"ML\xefR"
@@ -185,34 +185,20 @@ class _ReaderPlan(Recorded):
     memory_bytes: int
 
 
-def _read_mlir(
-    path: Path,
-    workers: ReferenceWorkers,
-    python: str,
-    *,
-    name: str = "",
-    function: str = "",
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    title: str = "",
-    tensors: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
-) -> UserProgram:
-    """Read the interface of a program in MLIR, by IREE's parser in another process.
-
-    Args:
-        path: text or bytecode.
-        workers: start the process.
-        python: the Python that has IREE's compiler.
-        name: the name of the model; by default that of the file.
-        function: the function; needed if several are public.
-        shapes: sizes by the names of inputs.
-        title: the program in messages; by default its file.
-        tensors: the names of all inputs, and of all outputs; by default those in MLIR.
+def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
+    """Read the interface of a program in MLIR, text or bytecode, by IREE's parser in another process.
 
     Raises:
         UsageError: the parser refuses the file, it has no such function, or the function has inputs or outputs that
             are no tensors of numbers.
         GauntletError: the parser crashed, or ran too long.
     """
+    if path.suffix == _PYTHON_SUFFIX:
+        hint = f"Name a function in it, of JAX or PyTorch: {path}:FUNCTION."
+        raise UsageError(f"--program {path} is a Python file", hint)
+    python, workers, overrides = sources.toolchain.compiler.python, sources.workers, request.shapes
+    if not python:
+        raise UsageError(f"--program {path}: this IREE has no Python bindings, which read MLIR", "Use a wheel of IREE.")
     title = title or f"--program {path}"
     plan = _ReaderPlan(str(path.absolute()), str(workers.folder), get_memory_limit())
     text = f"{title}: IREE's parser does not take it as MLIR"
@@ -220,9 +206,9 @@ def _read_mlir(
         interface = workers.run_worker("read_mlir", text, plan, _Interface, python=python, seconds=_READER_SECONDS)
     except GauntletError as error:
         raise UsageError(error.message, _explain_refusal(path)) from error
-    chosen = _choose_function(title, interface.functions, function)
-    chosen = replace(chosen, inputs=_rename(chosen.inputs, tensors[0]), outputs=_rename(chosen.outputs, tensors[1]))
-    overrides = shapes or {}
+    chosen = _choose_function(title, interface.functions, request.function)
+    names, output_names = request.tensors
+    chosen = replace(chosen, inputs=_rename(chosen.inputs, names), outputs=_rename(chosen.outputs, output_names))
     inputs = tuple(_read_mlir_input(title, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
     require_known_inputs(path, overrides, (item.name for item in inputs))
     if not chosen.outputs:
@@ -240,7 +226,7 @@ def _read_mlir(
     return UserProgram(
         path,
         path.name if path.suffix in _MLIR_SUFFIXES else f"{path.name}.mlir",
-        make_model_name(name or path.stem),
+        make_model_name(request.name or path.stem),
         chosen.name,
         inputs,
         tuple(ProgramOutput(value.name, value.dtype) for value in chosen.outputs),
@@ -323,21 +309,12 @@ class ProgramKind:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """What a user asks for; `tensors` are the names of all inputs, and of all outputs, by default those in MLIR."""
+
     name: str
     function: str
     shapes: Mapping[str, tuple[int, ...]]
     tensors: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-
-
-def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title: str = "") -> UserProgram:
-    if path.suffix == _PYTHON_SUFFIX:
-        hint = f"Name a function in it, of JAX or PyTorch: {path}:FUNCTION."
-        raise UsageError(f"--program {path} is a Python file", hint)
-    python = sources.toolchain.compiler.python
-    if not python:
-        raise UsageError(f"--program {path}: this IREE has no Python bindings, which read MLIR", "Use a wheel of IREE.")
-    names = {"name": request.name, "function": request.function, "title": title}
-    return _read_mlir(path, sources.workers, python, shapes=request.shapes, tensors=request.tensors, **names)
 
 
 def _export(
