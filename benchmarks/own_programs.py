@@ -392,6 +392,8 @@ def _run_litert(path: Path, *inputs: Array) -> list[Array]:
     from ai_edge_litert import interpreter as litert  # noqa: PLC0415 - of an extra
 
     program = litert.Interpreter(str(path), experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF)
+    for item, array in zip(program.get_input_details(), inputs, strict=True):
+        program.resize_tensor_input(item["index"], array.shape)
     program.allocate_tensors()
     for item, array in zip(program.get_input_details(), inputs, strict=True):
         program.set_tensor(item["index"], array)

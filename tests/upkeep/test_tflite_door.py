@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.workers.iree_side.import_tflite import _make_generic
 from tests.support.command_line import CommandResult, run_in_process
 from tests.support.spec_trees import CPU, find_step, load, plan, write_tree
 
@@ -104,6 +105,21 @@ def test_a_spec_of_tflite_is_imported_by_a_step(tmp_path: Path) -> None:
     assert dict(compiled.cache.ingredients)["importer"] == "tosa-converter-for-tflite 2026.2.0"
     without = find_step(plan(load(tmp_path, CPU), {Stage.THRESHOLD}, tflite_importer=""), "net/model@cpu:import")
     assert "pip install 'iree-gauntlet[tflite]'" in without.blocked
+
+
+def test_operations_with_attributes_are_written_in_generic_form() -> None:
+    text = (
+        '  tosa.variable @"a/b" = dense<0> : tensor<2xi8>\n'
+        "  %0 = tosa.reshape %a, %b : (tensor<2xi8>, !tosa.shape<1>) -> tensor<2xi8>\n"
+        "  %1 = tosa.rescale %0 {rounding_mode = DOUBLE_ROUND, scale32 = true} : (i32) -> i8\n"
+        "  %2 = tosa.resize %1 {mode = BILINEAR} : (tensor<2xi8>) -> tensor<2xi8>\n"
+    )
+    unchanged, rewritten = "".join(text.splitlines(keepends=True)[:2]), _make_generic(text)
+    assert rewritten.startswith(unchanged)
+    assert rewritten.removeprefix(unchanged).splitlines() == [
+        '  %1 = "tosa.rescale"(%0) <{rounding_mode = #tosa.rounding_mode<DOUBLE_ROUND>, scale32 = true}> : (i32) -> i8',
+        '  %2 = "tosa.resize"(%1) <{mode = #tosa.resize_mode<BILINEAR>}> : (tensor<2xi8>) -> tensor<2xi8>',
+    ]
 
 
 _SPEC = {

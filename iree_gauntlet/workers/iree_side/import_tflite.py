@@ -56,6 +56,7 @@ _CUSTOM, _VARIABLE = 32, 142
 # An operation with attributes, as the converter prints it: what is before it, name, operands, attributes, types.
 _OPERATION = re.compile(r"^( *(?:%[\w:]+ = )?)tosa\.(\w+) +([^{\n]*?) *\{(.*)\} : (.*)$", re.MULTILINE)
 _ENUMERATION = re.compile(r"\b(rounding_mode|nan_mode|mode) = ([A-Z_]+)")
+_FOREIGN = re.compile(r"\"?\b(tfl?\.\w+)\"?\(")
 _ENUMERATION_TYPES = {"mode": "resize_mode"}
 
 
@@ -165,21 +166,38 @@ def _import(model: Path, output: Path) -> str:
         raise PlanError(f"no {_CONVERTER} in {sys.executable}: {_INSTALL_HINT}") from error
     # The folder is next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
-        file, log = Path(folder) / "imported.mlirbc", Path(folder) / "log"
-        formats, details = converter.TosaConverterOutputFormat, converter.TosaConverterDebugInfo
-        form, detail = (formats.Text, details.Disabled) if is_text else (formats.Bytecode, details.Enable)
-        try:
-            with _redirect_errors(log):
-                converter.tflite_flatbuffer_to_tosa_mlir(str(model), str(file), form, detail)
-        # Checks in C++ are errors of these types.
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise PlanError(f"{_CONVERTER} does not convert it: {_find_cause(log, error)}") from error
+        file, text = Path(folder) / "imported.mlirbc", Path(folder) / "imported.mlir"
         if is_text:
-            file.write_text(_make_generic(file.read_text(encoding="utf-8")), encoding="utf-8")
+            file.write_text(_make_generic(_convert(converter, model, text).read_text(encoding="utf-8")), "utf-8")
+        else:
+            _convert(converter, model, file)
+        # Bytecode has the name of each dialect between zeros; weights may have these bytes, too.
+        if not is_text and any(name in file.read_bytes() for name in (b"\0tfl\0", b"\0tf\0")):
+            content_left = _convert(converter, model, text).read_text(encoding="utf-8")
+            if left := list(dict.fromkeys(_FOREIGN.findall(content_left))):
+                raise PlanError(f"{_CONVERTER} leaves operations that are not of TOSA: {', '.join(left[:_MAX_NAMES])}")
         with file.open("rb") as written:
             os.fsync(written.fileno())
         file.replace(output)
     return version(_CONVERTER)
+
+
+def _convert(converter: ModuleType, model: Path, output: Path) -> Path:
+    """Convert a model to bytecode with locations, or to text by the output's name; return the output.
+
+    Raises:
+        PlanError: the converter refuses the model.
+    """
+    formats, details = converter.TosaConverterOutputFormat, converter.TosaConverterDebugInfo
+    is_text, log = output.suffix == ".mlir", output.with_suffix(".log")
+    form, detail = (formats.Text, details.Disabled) if is_text else (formats.Bytecode, details.Enable)
+    try:
+        with _redirect_errors(log):
+            converter.tflite_flatbuffer_to_tosa_mlir(str(model), str(output), form, detail)
+    # Checks in C++ are errors of these types.
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise PlanError(f"{_CONVERTER} does not convert it: {_find_cause(log, error)}") from error
+    return output
 
 
 @contextmanager
