@@ -150,6 +150,5 @@ def find_source(program: UserProgram, record: ExportRecord, folder: Path, source
         raise UsageError(f"{record.source} is not there, which it was exported from")
     export = export_program(path, sources, function=record.function, framework=record.framework, title=record.source)
     if export.artifact.read_bytes() != program.path.read_bytes():
-        message = f"{record.source} gives another program now"
-        raise UsageError(message, "`gauntlet init … --again` takes it.")
+        raise UsageError(f"{record.source} gives another program now, which `gauntlet init … --again` takes")
     return replace(program, path=export.artifact, source=export.source)

@@ -437,7 +437,7 @@ _KINDS = (
     ),
     ProgramKind("a zip archive", _match_magic(b"PK\3\4")),
     ProgramKind("a gzip archive", _match_magic(b"\x1f\x8b"), hint="Unpack it first."),
-    ProgramKind("an HDF5 file, such as of Keras", _match_magic(b"\x89HDF"), hint=_TORCH_HINT),
+    ProgramKind("an HDF5 file, such as of Keras", _match_magic(b"\x89HDF"), hint="Convert it to ONNX first."),
     ProgramKind(
         "a pickle, such as of PyTorch", _match_magic(b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), hint=_TORCH_HINT
     ),

@@ -50,6 +50,15 @@ _SECOND_SECONDS = 120.0
 # The limit of each compile and run of IREE another way.
 _IREE_SECONDS = 600.0
 _PROBE_SECONDS = 60.0
+# To import a framework takes seconds.
+_PACKAGE_PROBE = """
+import importlib.metadata, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        sys.exit(f"it has no {name}")
+"""
 # A worker's exit code if the model, the sizes or the inputs are unsuitable.
 _REJECTED_EXIT_CODE = 2
 # The share of the machine's memory that a worker may use.
@@ -486,9 +495,7 @@ class ReferenceSources:
         path = shutil.which(self.python) if self.python else sys.executable
         if path is None:
             raise UsageError(f"{option}: no such program", f"Name a Python that has {framework.title}.")
-        # To import a framework takes seconds.
-        script = f"import importlib.metadata as m; [*map(m.version, {framework.packages})]"
-        probe = run_tool([path, "-c", script], timeout=_PROBE_SECONDS)
+        probe = run_tool([path, "-c", _PACKAGE_PROBE, *framework.packages], timeout=_PROBE_SECONDS)
         if probe.exit_code and self.python:
             reason = (probe.stderr.strip().splitlines() or [f"exit code {probe.exit_code}"])[-1]
             raise UsageError(f"{option}: {reason[:_MAX_CAUSE]}", f"{framework.hint} in it.")

@@ -25,6 +25,7 @@ and f32. Each call starts from the state that was exported.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -153,10 +154,17 @@ def _trace(user: UserFunction, notes: list[str]) -> ExportedProgram:
     leaves = [torch.zeros(leaf.shape, dtype=leaf.dtype) if getattr(leaf, "is_meta", False) else leaf for leaf in leaves]
     from torch.utils import _pytree  # noqa: PLC0415 - see above
 
+    @functools.wraps(module.forward)
+    def forward(*args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in _flatten(module(*args, **kwargs))[0] if isinstance(leaf, torch.Tensor))
+
+    # Not all that a module may return can be saved, or imported: named tuples, None.
+    outer = torch.nn.Module()
+    outer.user, outer.forward, outer.training = module, forward, module.training
     arguments = _pytree.tree_unflatten(leaves, spec)
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     with torch.no_grad():
-        return torch.export.export(module, args, kwargs, dynamic_shapes=user.sizes)
+        return torch.export.export(outer, args, kwargs, dynamic_shapes=user.sizes)
 
 
 def _make_module(user: UserFunction) -> torch.nn.Module:
@@ -235,7 +243,7 @@ def _import_program(program: ExportedProgram, names: Sequence[str], artifact: Pa
             core = program.run_decompositions()
             output = aot.export(_without_traces(core))
             if buffers := sorted(core.graph_signature.buffers_to_mutate.values()):
-                notes.append(f"it changes its buffers: {', '.join(buffers)}")
+                notes.append(f"it changes its buffers: {', '.join(name.removeprefix('user.') for name in buffers)}")
             notes.append(f"it was decomposed to core operators first: {reason}")
         except Exception as error:
             if output is None:
