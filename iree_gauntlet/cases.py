@@ -305,6 +305,7 @@ class Call:
         function: empty for the module's only function.
         field: the prefix of the call's fields in its spec: `calls[0].`; empty if they are the spec's own.
         changes: the outputs of earlier calls that it may change in place, such as `0.1`.
+        is_timed: True if the time of a benchmark contains its time; if no call is timed, the last one is.
     """
 
     function: str = ""
@@ -312,6 +313,7 @@ class Call:
     expected_outputs: tuple[Argument, ...] = ()
     field: str = ""
     changes: tuple[str, ...] = ()
+    is_timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +522,17 @@ class Case:
         """Return the reason that blocks a stage; empty if it can run."""
         return self.blocked_reason if self.blocked_stage in (None, stage) else ""
 
+    def explain_no_call(self, stage: Stage) -> str:
+        """Return why a stage that accompanies the benchmark makes no call; empty if it makes one."""
+        if stage is Stage.COUNT and not self.target.kind.is_cpu:
+            return f"instructions are counted on CPUs, but {self.target.name} is not one"
+        if stage.row.accompanies is Stage.BENCHMARK and len(self.calls) > 1:
+            return f"only a benchmark of one call is measured in this way, and this one makes {len(self.calls)} calls"
+        crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
+        expectations = (entry for entry in self.expectations if entry.stage is stage.row.accompanies)
+        expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
+        return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
+
     def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
         """Return the goldens that a stage compares its figures with."""
         return tuple(golden for golden in self.goldens if golden.field.stage is stage)
@@ -544,15 +557,6 @@ class Case:
     def makes_no_steps(self) -> bool:
         """True if it is skipped, and makes no module for others or has a reference."""
         return bool(self.skip_reason) and (self.reference or not self.makes_modules)
-
-    def explain_no_call(self, stage: Stage) -> str:
-        """Return why a stage that accompanies the benchmark makes no call; empty if it makes one."""
-        if stage is Stage.COUNT and not self.target.kind.is_cpu:
-            return f"instructions are counted on CPUs, but {self.target.name} is not one"
-        crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-        expectations = (entry for entry in self.expectations if entry.stage is stage.row.accompanies)
-        expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
-        return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
 
     @property
     def chain(self) -> str:

@@ -30,6 +30,7 @@ from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import (
     PROGRAMS,
     Benchmark,
+    BenchmarkCall,
     Blob,
     RegressionCall,
     RegressionV1,
@@ -62,8 +63,8 @@ class Sharktank(Builder[Spec]):
 
     source_fields: ClassVar = {
         REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
-        # A benchmark takes the weights of its regression.
-        BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
+        # A benchmark takes the weights of its regression; inputs are files only in one of several calls.
+        BENCHMARK: SourceFields("inputs[{}].source", programs=("mlir_url", "mlir_file_url")),
     }
 
     def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
@@ -284,17 +285,24 @@ def _read_expectations(spec: Spec, fields: _TargetFields, target: Target) -> tup
 
 def _read_calls(reader: SpecReader, document: RegressionV1 | RegressionV2, function: str) -> Iterator[Call]:
     """Yield the calls of a spec, which is one call itself if it does not list them."""
-    documents = document.calls if isinstance(document, RegressionV2) else ()
-    for number, call in enumerate(documents or (document,)):
-        path: list[str | int] = ["calls", number] if documents else []
-        field = f"calls[{number}]." if documents else ""
-        yield Call(
-            (call.function or "") if isinstance(call, RegressionCall) else function,
-            _read_arguments(reader, [*path, "inputs"], call.inputs),
-            _read_arguments(reader, [*path, "outputs"], call.outputs),
-            field,
-            tuple(text.removeprefix("@") for text in call.changes) if isinstance(call, RegressionCall) else (),
-        )
+    if isinstance(document, RegressionV2) and document.calls:
+        yield from _read_listed_calls(reader, document.calls)
+    else:
+        inputs = _read_arguments(reader, ["inputs"], document.inputs)
+        yield Call(function, inputs, _read_arguments(reader, ["outputs"], document.outputs))
+
+
+def _read_listed_calls(reader: SpecReader, calls: Sequence[RegressionCall | BenchmarkCall]) -> Iterator[Call]:
+    for number, document in enumerate(calls):
+        path: list[str | int] = ["calls", number]
+        inputs = _read_arguments(reader, [*path, "inputs"], document.inputs)
+        call = Call(document.function or "", inputs, field=f"calls[{number}].")
+        if isinstance(document, BenchmarkCall):
+            yield replace(call, is_timed=document.timed)
+        else:
+            outputs = _read_arguments(reader, [*path, "outputs"], document.outputs)
+            changes = tuple(text.removeprefix("@") for text in document.changes)
+            yield replace(call, expected_outputs=outputs, changes=changes)
 
 
 def _read_arguments(reader: SpecReader, path: Sequence[str | int], blobs: Sequence[Blob | str]) -> tuple[Argument, ...]:
@@ -356,10 +364,11 @@ class _BenchmarkReader(SpecReader):
             skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
         prefix = "" if is_own_target else f"{target.family}-"
         goldens, unused_goldens = _read_goldens(spec, document, target, prefix)
+        only_call = Call(document.function_run or "", tuple(Argument(value=text) for text in document.inputs))
         return replace(
             make_case(spec, BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
-            calls=(Call(document.function_run, tuple(Argument(value=text) for text in document.inputs)),),
+            calls=tuple(_read_listed_calls(self, document.calls)) or (only_call,),
             device=(document.device or ROCM.device) if is_own_target or pair is None else pair.device,
             run_flags=_make_run_flags(document),
             compile_statistics=True,

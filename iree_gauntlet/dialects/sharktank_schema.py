@@ -149,6 +149,64 @@ class RegressionCall(StrictDocument):
     )
 
 
+class BenchmarkCall(StrictDocument):
+    """One of several calls that a benchmark makes on one instance of its modules (*ours*)."""
+
+    function: Text | None = about(None, "Function to call; optional if a module exports only one.")
+    inputs: list[_CallInput] = Field(
+        default_factory=list,
+        description="Arguments of the function, in order; @0.1 is output 1 of call 0, @0.input1 input 1.",
+    )
+    timed: Truth = about(False, "Its time counts; without any timed call, that of the last call does.")
+
+
+def _check_calls(calls: Sequence[RegressionCall | BenchmarkCall]) -> None:
+    """Raise FieldError for an argument that several calls cannot have."""
+    for number, call in enumerate(calls):
+        sources: dict[str, Sequence[Blob | str]] = {"inputs": call.inputs}
+        if isinstance(call, RegressionCall):
+            sources |= {"outputs": [*call.outputs], "changes": [*call.changes]}
+        for name, values in sources.items():
+            for index, source in enumerate(values):
+                place: list[str | int] = [number, name, index]
+                if isinstance(source, str):
+                    message = _explain_no_value(source, number, calls)
+                else:
+                    message, place = _explain_no_number(source, len(calls)), [*place, "value"]
+                if message:
+                    error = FieldError("calls", message)
+                    error.path += place
+                    raise error
+
+
+def _explain_no_number(blob: Blob, call_count: int) -> str:
+    """Return why several calls cannot read a value without a file; empty if they can, or if there is one call."""
+    head, _, contents = (blob.value or "").partition("=")
+    tokens = split_values(contents)
+    is_decimal = not tokens or (_NUMBER_TYPE.fullmatch(head) and all(map(_DECIMAL.fullmatch, tokens)))
+    if blob.source or call_count < 2 or (is_decimal and TENSOR_TYPE.fullmatch(head)):
+        return ""
+    return (
+        f"{blob.value!r} must be decimal numbers with their type, such as 4xf32=1 2 3 4; "
+        "write others, and those of i1, complex and f8, to a file"
+    )
+
+
+def _explain_no_value(text: str, number: int, calls: Sequence[RegressionCall | BenchmarkCall]) -> str:
+    """Return why a text names no value of a call before a call with a number; empty if it may name one."""
+    call_text, _, place = text.removeprefix("@").partition(".")
+    call, index = int(call_text), int(place.removeprefix("input"))
+    if call >= number:
+        earlier = f"0 to {number - 1}" if number > 1 else "only call 0" if number else "none"
+        return f"{text} is of call {call}, which is not before call {number} (earlier calls: {earlier})"
+    source = calls[call]
+    if place.startswith("input"):
+        count = len(source.inputs)
+        return f"{text}: call {call} has {count} inputs" * (index >= count)
+    count = len(source.outputs) if isinstance(source, RegressionCall) else 0
+    return f"{text}: call {call} has {count} expected outputs" * (0 < count <= index)
+
+
 class _Common(StrictDocument):
     description: ForPeople  # ours
     markers: list[Word] = Field(default_factory=list, description="Words to select by.")  # ours
@@ -227,44 +285,8 @@ class RegressionV2(_Regression, WithTargets):
     def _check_calls(self) -> RegressionV2:
         if self.calls and (field := next((name for name in _FIELDS_OF_A_CALL if getattr(self, name)), "")):
             raise FieldError("calls", f"is given with {field}: write {field} into the calls")
-        for number, call in enumerate(self.calls):
-            for name, sources in (("inputs", call.inputs), ("outputs", call.outputs), ("changes", call.changes)):
-                for index, source in enumerate(sources):
-                    place: list[str | int] = [number, name, index]
-                    if isinstance(source, str):
-                        message = self._explain_no_value(source, number)
-                    else:
-                        message, place = self._explain_no_number(source), [*place, "value"]
-                    if message:
-                        error = FieldError("calls", message)
-                        error.path += place
-                        raise error
+        _check_calls(self.calls)
         return self
-
-    def _explain_no_number(self, blob: Blob) -> str:
-        """Return why several calls cannot read a value without a file; empty if they can, or if there is one call."""
-        head, _, contents = (blob.value or "").partition("=")
-        tokens = split_values(contents)
-        is_decimal = not tokens or (_NUMBER_TYPE.fullmatch(head) and all(map(_DECIMAL.fullmatch, tokens)))
-        if blob.source or len(self.calls) < 2 or (is_decimal and TENSOR_TYPE.fullmatch(head)):
-            return ""
-        return (
-            f"{blob.value!r} must be decimal numbers with their type, such as 4xf32=1 2 3 4; "
-            "write others, and those of i1, complex and f8, to a file"
-        )
-
-    def _explain_no_value(self, text: str, number: int) -> str:
-        """Return why a text names no value of a call before a call with a number; empty if it may name one."""
-        call_text, _, place = text.removeprefix("@").partition(".")
-        call, index = int(call_text), int(place.removeprefix("input"))
-        if call >= number:
-            earlier = f"0 to {number - 1}" if number > 1 else "only call 0" if number else "none"
-            return f"{text} is of call {call}, which is not before call {number} (earlier calls: {earlier})"
-        if place.startswith("input"):
-            count = len(self.calls[call].inputs)
-            return f"{text}: call {call} has {count} inputs" * (index >= count)
-        count = len(self.calls[call].outputs)
-        return f"{text}: call {call} has {count} expected outputs" * (0 < count <= index)
 
 
 class Goldens(StrictDocument):
@@ -292,11 +314,17 @@ class Benchmark(_Common, Goldens):
             require_fields("device"),
             {"required": ["benchmark_repetitions"], "properties": {"benchmark_flags": {"maxItems": 0}}},
         ],
+        oneOf=[require_fields("inputs", "function_run"), require_fields("calls")],
         **{"if": require_true("compilation_required"), "then": {"anyOf": [require_fields(name) for name in PROGRAMS]}},
     )
 
-    inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
-    function_run: Text = Field(description="Function to measure.")
+    inputs: list[InputText] = Field(
+        default_factory=list, description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0."
+    )
+    function_run: Text | None = about(None, "Function to measure.")
+    calls: list[BenchmarkCall] = Field(
+        default_factory=list, min_length=2, description="Calls, in order, in place of function_run and inputs."
+    )  # ours
     device: Device
     submodel_name: Text | None = about(None, "Submodel whose module and weights are measured, if not the file's own.")
     benchmark_repetitions: WholeNumber | None = about(None, "--benchmark_repetitions, in the style of older files.")
@@ -330,6 +358,12 @@ class Benchmark(_Common, Goldens):
     def _check_parts(self) -> Benchmark:
         if self.device is None and (self.benchmark_flags or self.benchmark_repetitions is None):
             raise FieldError("device", "is missing: the field is required")
+        for field in ("inputs", "function_run"):
+            if self.calls and getattr(self, field):
+                raise FieldError("calls", f"is given with {field}: write it into the calls")
+            if not self.calls and (field not in self.model_fields_set or getattr(self, field) is None):
+                raise FieldError(field, "is missing: only a benchmark of several calls omits it")
+        _check_calls(self.calls)
         if self.compilation_required and not any(getattr(self, name) for name in PROGRAMS):
             message = "is true, but none of mlir_file_name, mlir_file_path and mlir_file_url is given"
             raise FieldError("compilation_required", message)
@@ -397,10 +431,6 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     document_type = _choose_document(content, root, path)
     if isinstance(document_type, str):
         problem = Problem(name, 1, "", document_type, "docs/reference/specs.md lists the fields of each format.")
-        return _make_spec(tree, root, path, None, [problem])
-    if "calls" in content and (document_type is Benchmark or root.name == "benchmarks"):
-        message = "is not possible in a benchmark: iree-benchmark-module makes only calls of one function"
-        problem = make_problem_at(name, text, ["calls"], message, "Name the function that it measures in function_run.")
         return _make_spec(tree, root, path, None, [problem])
     words = read_marker_words(content, "benchmark" if document_type is Benchmark else "quality")
     document, problems = validate(document_type, content, name, text)

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 # The reference step's archive is unpacked into the threshold step's folder. Its `arguments.txt` is a flagfile with the
 # inputs, and with onnxruntime's outputs as expected outputs.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
-# Flags of `workers/iree_side/run_calls.py`: the beginning of a call, and a value of an earlier call as an input.
-_CALL_FLAG, _INPUT_FROM_FLAG = "--call=", "--input_from="
+# Flags of `workers/iree_side/run_calls.py`: the beginning of a call, a value of an earlier call as an input, and the
+# mark of a call whose time counts.
+_CALL_FLAG, _INPUT_FROM_FLAG, _TIMED_FLAG = "--call=", "--input_from=", "--timed"
+_JSON_FLAG = "--benchmark_format=json"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
@@ -50,7 +52,7 @@ _TIMING_FLAGS, _DEVICE_FLAG, _LOCAL_SYNC = ("--benchmark_", "--batch_"), "--devi
 _COUNT_OVERRIDES = (*_TIMING_FLAGS, _DEVICE_FLAG, "--module_mode")
 # The end of a benchmark's command that makes one call and prints the memory of the device's heaps; and the flag that,
 # after these, makes no call, so that the memory is that of loading.
-_ONE_CALL = ("--benchmark_format=json", "--benchmark_repetitions=1", "--benchmark_min_time=1x", "--print_statistics")
+_ONE_CALL = (_JSON_FLAG, "--benchmark_repetitions=1", "--benchmark_min_time=1x", "--print_statistics")
 LOADING_FLAG = "--benchmark_list_tests=true"
 # A memory-mapped module takes no heap, so its size does not change the counts.
 _COUNT_FLAGS = (_LOCAL_SYNC, "--module_mode=mmap")
@@ -182,7 +184,7 @@ def make_threshold_argv(
     `flags` are spelt as this toolchain spells them. Outputs that the spec requests are written to the step's `folder`.
     """
     if len(case.calls) > 1:
-        return _make_calls_argv(python, case, flags, paths, folder)
+        return _make_calls_argv(python, case, (*flags, f"--outputs={folder}"), paths)
     call = case.calls[0]
     inputs, checks = _list_call_flags(call, paths)
     inputs += [REFERENCE_FLAGS] if case.reference else []
@@ -217,15 +219,16 @@ def _list_call_flags(call: Call, paths: StepPaths) -> tuple[list[str], list[str]
     return inputs, [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in call.expected_outputs]
 
 
-def _make_calls_argv(python: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
-    """Return the command of a worker that makes a case's calls; outputs are written to the step's `folder`."""
+def _make_calls_argv(python: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
+    """Return the command of a worker that makes a case's calls."""
     modules = (*case.modules, *case.pipeline_modules)
     argv = [python, str(Path(iree_side.__file__).with_name("run_calls.py")), f"--device={case.device}"]
     argv += [f"--module={paths.module(module)}" for module in modules]
-    argv += [*paths.list_parameter_flags(case.parameters), *flags, f"--outputs={folder}"]
+    argv += [*paths.list_parameter_flags(case.parameters), *flags]
     for call in case.calls:
         inputs, checks = _list_call_flags(call, paths)
-        argv += [_CALL_FLAG + call.function, *inputs, *(f"--changes={text}" for text in call.changes), *checks]
+        timed = [_TIMED_FLAG] if call.is_timed else []
+        argv += [_CALL_FLAG + call.function, *timed, *inputs, *(f"--changes={text}" for text in call.changes), *checks]
     return tuple(argv)
 
 
@@ -235,17 +238,18 @@ def split_calls(argv: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(argv[start:end]) for start, end in pairwise([*starts, len(argv)])]
 
 
-def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
-    """Return the command of `iree-benchmark-module` in the case's order of arguments.
+def make_benchmark_argv(tool: str, python: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
+    """Return the command of `iree-benchmark-module` in the case's order of arguments; of a worker for several calls.
 
     Sharktank's order is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
-    call = case.calls[-1]
+    if len(case.calls) > 1:
+        return _make_calls_argv(python, case, (_JSON_FLAG, *flags), paths)
+    call = case.calls[0]
     inputs, _ = _list_call_flags(call, paths)
-    json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
         modules = [f"--module={paths.module(module)}" for module in case.modules]
-        return (tool, json, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *flags)
+        return (tool, _JSON_FLAG, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *flags)
     modules = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
@@ -253,7 +257,7 @@ def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
         modules += paths.list_parameter_flags(case.parameters[index : index + 1])
     modules += paths.list_parameter_flags(case.parameters[len(dependencies) :])
     main = f"--module={paths.module(case.modules[-1])}"
-    return (tool, f"--device={case.device}", f"--function={call.function}", *modules, json, *inputs, *flags, main)
+    return (tool, f"--device={case.device}", f"--function={call.function}", *modules, _JSON_FLAG, *inputs, *flags, main)
 
 
 def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...]:

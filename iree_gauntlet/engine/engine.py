@@ -23,6 +23,7 @@ from iree_gauntlet.engine.judging import (
     apply_quarantine,
     judge_attempts,
     judge_process,
+    name_culprit,
     require_whole_files,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
@@ -454,7 +455,8 @@ class Engine:
         try:
             if outcome.exit_code == 0:
                 return parse_benchmark_rows(processes.stdout(step))[0]
-            result = judge_process(step, outcome, processes.error_lines(step), tool=BENCHMARK_MODULE)
+            tool = name_culprit(step.required_command, processes.stdout(step), BENCHMARK_MODULE)
+            result = judge_process(step, outcome, processes.error_lines(step), tool=tool)
         except GauntletError as error:
             result = Result(Verdict.ERROR, shorten(error.message), tail=tuple(outcome.tail), notes=(error.hint,))
         return processes.complete(step, outcome, result)

@@ -12,6 +12,7 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.engine.commands import split_calls
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import list_first
@@ -85,6 +86,9 @@ _INPUT_FLAG = "--input="
 GOLDEN_FLAG = "--expected_output="
 # This file is in the folder of recorded expected outputs.
 PROVENANCE_FILE = "provenance.json"
+# The lines that `run_calls.py` prints before a call, and when a benchmark has made all calls once.
+_CURRENT_CALL = re.compile(r"^EXEC @(.*) \(call (\d+)\)$", re.MULTILINE)
+_ALL_CALLS = "all calls were made once\n"
 # These marks precede a file name: open the file, continue reading it, or read it to its end.
 _FILE_MARKS = ("@", "+", "*")
 _MAX_NAMES = 8
@@ -93,6 +97,16 @@ _UNKNOWN_CHIP = {kind: re.compile(kind.unknown_chip) for kind in DEVICE_KINDS if
 _CHIP_ADVICE = "; this IREE does not know that chip: compile for another one"
 # Names of exports as a module stores them: in declarations (`func @name(`), or as `name$async` for torch programs.
 _EXPORTED_NAME = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
+
+
+def name_culprit(command: Command, output: str, tool: str) -> str:
+    """Return the name of what failed in a process with this output: the tool, or the call if there are several."""
+    if not split_calls(command.argv):
+        return tool
+    if _ALL_CALLS in output:
+        return "a repetition of the calls"
+    names = _CURRENT_CALL.findall(output)
+    return f"call {names[-1][1]} ({names[-1][0]})" if names else "the program that makes the calls"
 
 
 def judge_process(

@@ -311,7 +311,8 @@ class _Planner:
         judged_stage = stage.row.accompanies or stage
         skip = case.skip_reason or dict(case.skips).get(judged_stage, "") or case.explain_no_call(stage)
         skip = skip or (runtime.explain_no_call(stage, case.target) if runtime else "")
-        blocked = case.find_blocking_reason(judged_stage) or flag_errors
+        no_calls = runtime and len(case.calls) > 1 and (runtime.calls_obstacle or self._context.calls_obstacle)
+        blocked = case.find_blocking_reason(judged_stage) or no_calls or flag_errors
         step = self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
         if runtime and runtime.obstacle and not skip:
             self._obstacles[step.id] = runtime.obstacle
@@ -469,16 +470,16 @@ class _Planner:
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
         is_single, context, runtime = len(case.calls) == 1, self._context, self._context.runtime_of(case.target)
-        no_calls = runtime.calls_obstacle or context.calls_obstacle
-        obstacle, compared = ("", case.expected_outputs) if is_single else (no_calls, ())
         argv = make_threshold_argv(runtime.run_module, context.python, case, flags, self._paths, folder)
-        env, runner = ((), runtime.runner) if is_single else (context.python_env, ())
+        env, runner, compared = (
+            ((), runtime.runner, case.expected_outputs) if is_single else (context.python_env, (), ())
+        )
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(
             case,
             Stage.THRESHOLD,
-            flag_errors or obstacle or "; ".join(problem.in_one_line for problem in tolerance_problems),
+            flag_errors or "; ".join(problem.in_one_line for problem in tolerance_problems),
             runtime,
             needs=(
                 *self._list_module_needs((*case.modules, *case.pipeline_modules)),
@@ -514,7 +515,7 @@ class _Planner:
         needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
         if not step.skip:
             needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
-        argv = make_benchmark_argv(runtime.benchmark_module, case, flags, self._counted_paths)
+        argv = make_benchmark_argv(runtime.benchmark_module, self._context.python, case, flags, self._counted_paths)
         archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
@@ -542,8 +543,9 @@ class _Planner:
     def _plan_benchmark(self, case: Case, stage: Stage = Stage.BENCHMARK) -> Step:
         """Plan a benchmark, or one call of it whose memory is measured."""
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
-        runtime = self._context.runtime_of(case.target)
-        argv = make_benchmark_argv(runtime.benchmark_module, case, flags, self._paths)
+        is_single, context, runtime = len(case.calls) == 1, self._context, self._context.runtime_of(case.target)
+        env, runner = ((), runtime.runner) if is_single else (context.python_env, ())
+        argv = make_benchmark_argv(runtime.benchmark_module, context.python, case, flags, self._paths)
         if stage is Stage.MEMORY:
             argv = make_memory_argv(argv, on_cpu=case.target.kind.is_cpu)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
@@ -554,7 +556,7 @@ class _Planner:
             flag_errors,
             runtime,
             needs=(*module_needs, *self._fetch_needs([*chains, case.chain])),
-            command=Command(argv, case.working_directory or self._locate(case, stage), runner=runtime.runner),
+            command=Command(argv, case.working_directory or self._locate(case, stage), env, runner),
             inputs=self._list_run_inputs(case),
             golden_keys=case.golden_keys,
             notes=notes,

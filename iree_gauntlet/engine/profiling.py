@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.device_kinds import is_cpu
+from iree_gauntlet.engine.commands import split_calls
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.errors import GauntletError
@@ -123,6 +124,8 @@ def profile_dispatches(
 
     profile, reason = None, ""
     try:
+        if split_calls(command.argv):
+            raise _NoProfileError("its calls are made by IREE's Python bindings, which write no profile")
         tool = _find_profile_tool(toolchain, flag_set)
         invocations = (
             max(_MIN_INVOCATIONS, min(_MAX_INVOCATIONS, int(_TARGET_MS / invocation_ms)))

@@ -29,6 +29,7 @@ from iree_gauntlet.engine.judging import (
     find_changed_goldens,
     judge_process,
     list_values,
+    name_culprit,
     require_whole_files,
 )
 from iree_gauntlet.engine.processes.run_client import RunOutput  # noqa: TC001 - read by its type
@@ -74,8 +75,7 @@ _CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
 _TYPE_MISMATCH = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A passed model that took longer than this is not run a second time for the error metrics.
 _MAX_RERUN_SECONDS = 120.0
-# The line that `run_calls.py` prints before a call, and its exit code for arguments that it cannot use.
-_CURRENT_CALL = re.compile(r"^EXEC @(.*) \(call (\d+)\)$", re.MULTILINE)
+# The exit code of `run_calls.py` for arguments that it cannot use.
 _UNUSABLE_ARGUMENTS = 2
 
 
@@ -158,10 +158,7 @@ def compare_error_with_baseline(step: Step, result: Result) -> Result:
 def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """Return the result of a run that failed before it compared anything."""
     lines = processes.error_lines(step)
-    tool = _TOOL
-    if split_calls(step.required_command.argv):
-        names = _CURRENT_CALL.findall(processes.stdout(step))
-        tool = f"call {names[-1][1]} ({names[-1][0]})" if names else "the program that makes the calls"
+    tool = name_culprit(step.required_command, processes.stdout(step), _TOOL)
     result = judge_process(step, outcome, lines, tool=tool, reason=_format_status_line(lines))
     if outcome.signal and result.failure is FailureKind.CRASHES:
         result = replace(result, reason=shorten(f"{result.reason}{_locate_crash(step, processes)}"))

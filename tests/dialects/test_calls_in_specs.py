@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.dialects.load import list_urls
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from tests.support.spec_trees import CPU, find_argv, find_step, list_tree_problems, load, plan, write_tree
 
 if TYPE_CHECKING:
@@ -92,7 +92,45 @@ def test_wrong_calls(content: dict[str, Any], field: str, message: str, tmp_path
     assert message in problem.message
 
 
-@pytest.mark.parametrize("fields", [{"function_run": "step", "inputs": [], "device": "local-task"}, {}])
-def test_a_benchmark_makes_calls_of_one_function(fields: dict[str, Any], tmp_path: Path) -> None:
-    (problem,) = list_tree_problems(tmp_path, {**fields, "calls": [INIT]}, "benchmarks/m/s_cpu.json")
-    assert (problem.field, problem.message.partition(":")[0]) == ("calls", "is not possible in a benchmark")
+def test_a_benchmark_of_several_calls_is_one_command_of_the_bindings(tmp_path: Path) -> None:
+    calls = [
+        {"function": "init", "inputs": [{"value": "i32=0"}]},
+        {"function": "step", "timed": True, "inputs": ["@0.0", "@0.input0", {"source": "https://h/x.npy"}]},
+    ]
+    benchmark = {"device": "local-task", "calls": calls, "benchmark_flags": ["--benchmark_repetitions=3"]}
+    write_tree(tmp_path, {NAME: SPEC, "benchmarks/m/s_cpu.json": benchmark})
+    cases = load(tmp_path, CPU)
+    assert not cases.problems
+    made = plan(cases, (Stage.BENCHMARK, Stage.MEMORY, Stage.COUNT))
+    python, worker, *words = find_argv(made, "m/s@cpu:benchmark")
+    assert (python, worker.rpartition("/")[2]) == ("python", "run_calls.py")
+    assert words == [
+        *("--device=local-task", "--module=/run/steps/m/s.cpu/compile/module.vmfb"),
+        *("--parameters=model=/cache/h/w.irpa", "--benchmark_format=json", "--benchmark_repetitions=3"),
+        *("--call=init", "--input=i32=0"),
+        *("--call=step", "--timed", "--input_from=0.0", "--input_from=0.input0", "--input=@/cache/h/x.npy"),
+    ]
+    case = next(case for case in cases.cases if case.kind is Kind.BENCHMARK)
+    assert ("calls[1].inputs[2].source", "https://h/x.npy") in list(list_urls(case))
+    for stage in ("memory", "count"):
+        assert "and this one makes 2 calls" in find_step(made, f"m/s@cpu:{stage}").skip
+    blocked = find_step(plan(cases, (Stage.BENCHMARK,), calls_obstacle="no bindings"), "m/s@cpu:benchmark")
+    assert blocked.blocked == "no bindings"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"function_run": "step"}, "calls", "is given with function_run: write it into the calls"),
+        ({"inputs": ["4xf32"]}, "calls", "is given with inputs: write it into the calls"),
+        ({"calls": [{"function": "init"}]}, "calls", "expected at least 2 items"),
+        ({"calls": [{}, {"outputs": []}]}, "calls[1].outputs", "unknown field"),
+        ({"calls": [{}, {"inputs": ["@1.0"]}]}, "calls[1].inputs[0]", "is not before call 1"),
+        ({"calls": [{}, {"inputs": [{"value": "i32=0x1"}]}]}, "calls[1].inputs[0].value", "must be decimal numbers"),
+    ],
+)
+def test_wrong_calls_of_a_benchmark(fields: dict[str, Any], field: str, message: str, tmp_path: Path) -> None:
+    content = {"calls": [{}, {}], "device": "local-task", "benchmark_flags": []} | fields
+    (problem,) = list_tree_problems(tmp_path, content, "benchmarks/m/s_cpu.json")
+    assert problem.field == field
+    assert message in problem.message

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Origin, Verdict
+from iree_gauntlet.engine.judging import name_culprit
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.threshold import check_threshold
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Command
 from iree_gauntlet.workers.iree_side import run_calls
+from iree_gauntlet.workers.iree_side.run_calls import _make_passes as make_passes
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.native_tools import compile_native, find_native_tool
 from tests.support.steps import make_step
@@ -101,6 +106,79 @@ def test_tolerances_are_those_of_the_tool(module: str, capfd: pytest.CaptureFixt
     for flags, code in (("--expected_f32_threshold=0.1f", 0), ("--expected_rtol=0.1", 0), ("--equality_mode=exact", 1)):
         assert run_calls.main(["run_calls.py", *make_argv(module, (flags, near))]) == code, flags
     assert "output 0: not as expected" in capfd.readouterr().out
+
+
+BENCHMARK = ("--benchmark_format=json", "--benchmark_repetitions=2", "--benchmark_min_time=3x")
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        # Without `init`, the third pass would write beyond the keys.
+        ((*BENCHMARK, INIT, "--call=step --input=1x2xf32=3", "--call=step --input=1x2xf32=5"), "step"),
+        ((INIT, *("--call=step --timed --input=1x2xf32=3",) * 2, *BENCHMARK), "step+step"),
+        ((*BENCHMARK, INIT, "--call=in_place --input_from=0.0", "--task_topology_group_count=1"), "in_place"),
+    ],
+)
+def test_repeated_calls_are_measured(
+    calls: tuple[str, ...], name: str, module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_calls.main(["run_calls.py", *make_argv(module, calls)]) == 0
+    out = capfd.readouterr().out
+    (samples,) = parse_benchmark_rows(out)
+    assert (samples.name, samples.iterations) == (f"BM_{name}/process_time/real_time", (3, 3))
+    assert min(samples.real_time_ms) > 0
+    assert out.count("EXEC @") == sum(call.startswith("--call=") for call in calls)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_pass_ends_when_the_timed_calls_took_long_enough(
+    passes: int, module: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Each look at the clock is a second later; a pass of two calls of which one counts takes one of four seconds.
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    words = ("--benchmark_format=json", f"--benchmark_min_time={passes}s", "--benchmark_min_warmup_time=0")
+    assert run_calls.main(["run_calls.py", *make_argv(module, (*words, INIT, COUNT[0]))]) == 0
+    (samples,) = parse_benchmark_rows(capfd.readouterr().out)
+    assert (samples.iterations, samples.real_time_ms) == ((passes,), (1000.0,))
+
+
+def test_passes_end_although_the_timed_calls_are_short_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each pass takes a second, of which nothing counts.
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    assert make_passes(lambda: (0.0, 0.0), 1.0, 0) == (10, 0.0, 0.0)
+    assert make_passes(lambda: (0.0, 0.0), 0.0, 20) == (20, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--benchmark_counters_tabular=true", "the program that makes several calls has no such flag"),
+        ("--benchmark_min_time=soon", "could not convert string to float"),
+        ("--benchmark_repetitions=2.5", "invalid literal for int()"),
+    ],
+)
+def test_flags_that_a_benchmark_of_calls_does_not_have(
+    flag: str, words: str, module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_calls.main(["run_calls.py", *make_argv(module, (flag, INIT))]) == 2
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [
+        ("", "the program that makes the calls"),
+        ("EXEC @init (call 0)\nEXEC @step (call 1)\n", "call 1 (step)"),
+        ("EXEC @init (call 0)\nall calls were made once\n", "a repetition of the calls"),
+    ],
+)
+def test_the_call_that_failed_in_a_benchmark_is_named(output: str, name: str) -> None:
+    command = Command(("python", "run_calls.py", "--call=init", "--call=step"), "/")
+    assert name_culprit(command, output, "iree-benchmark-module") == name
+    assert name_culprit(replace(command, argv=("x",)), output, "iree-benchmark-module") == "iree-benchmark-module"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
-from iree_gauntlet.engine.judging import find_first_error, judge_process
+from iree_gauntlet.engine.judging import find_first_error, judge_process, name_culprit
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import Statistic
 from iree_gauntlet.measuring.goldens.goldens import Confirmation, RoundCost, confirm_breach, find_least_time
@@ -210,7 +210,8 @@ def run_round(measurement: Measurement, processes: Processes, name: str) -> Roun
     if outcome.exit_code != 0:
         lines = processes.error_lines(step, name)
         reason = find_first_error(lines) or None
-        failure = judge_process(step, outcome, lines, tool=measurement.tool, reason=reason).reason
+        tool = name_culprit(measurement.command, processes.stdout(step, name), measurement.tool)
+        failure = judge_process(step, outcome, lines, tool=tool, reason=reason).reason
     else:
         try:
             times = measurement.read(processes.stdout(step, name), outcome.seconds)
