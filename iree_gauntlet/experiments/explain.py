@@ -344,9 +344,9 @@ class _FailureExplainer:
 
     @cached_property
     def _operator(self) -> OperatorSearchResult | None:
-        """The result of a search for the operator at fault; None if the program was not imported."""
+        """The result of a search for the operator at fault; None if the program was not imported, or makes calls."""
         source = find_onnx_source(self.record, self.tools.failure.case)
-        if source is None:
+        if source is None or self.tools.failure.calls:
             return None
         search = find_first_wrong_operator(source, self.tools, self.notes.say)
         self.notes.add("operator", search.as_dict())

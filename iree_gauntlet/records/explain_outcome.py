@@ -87,6 +87,7 @@ class CulpritFinding(EmptyFinding):
         reference: the reference of the comparison; empty if the dispatch fails before it has outputs.
         in_f64, around: errors; None means infinity.
         agrees: True if IREE gives what onnxruntime gives, so that it is not at fault.
+        function_call: of several calls, the one that the dispatch belongs to, `2 (step)`.
     """
 
     note: str = ""
@@ -102,6 +103,7 @@ class CulpritFinding(EmptyFinding):
     outputs: tuple[str, ...] = ()
     repeated: bool = False
     agrees: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    function_call: str = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.around and self.call not in (call for call, *_ in self.around):

@@ -293,7 +293,8 @@ def _describe_slower(culprit: SlowdownFinding) -> list[str]:
 
 def _describe_located(located: CulpritFinding) -> list[str]:
     """Describe a dispatch that is at fault."""
-    location = f"{located.dispatch} (call {located.call} of {located.of})"
+    function_call = f", in call {located.function_call} of the spec" if located.function_call else ""
+    location = f"{located.dispatch} (call {located.call} of {located.of}{function_call})"
     inputs = f"it takes {', '.join(located.inputs)}"
     if not located.reference:
         return [f"fails in {location}, and only there", inputs]

@@ -137,6 +137,48 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
 
 
+@pytest.mark.stress
+def test_a_wrong_dispatch_of_one_of_several_calls_is_found(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "_PROBES", ())
+    source = model(project, "8")
+    source.write_text(
+        source.read_text()
+        + """\
+util.global private mutable @count = dense<0.0> : tensor<8x16xf32>
+func.func @add(%a: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %c = util.global.load @count : tensor<8x16xf32>
+  %0 = arith.addf %c, %a : tensor<8x16xf32>
+  util.global.store %0, @count : tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}
+"""
+    )
+    flag, dispatch = planted(source, tmp_path)
+    expected(project)
+    calls = [
+        {"function": "add", "inputs": [{"source": INPUTS[0]}]},
+        {"function": "sums", "inputs": ["@0.0", {"source": INPUTS[1]}], "outputs": [{"source": "sums.npy"}]},
+    ]
+    several: dict[str, Any] = {"run_function": None, "inputs": [], "outputs": []}
+    flags = {"compiler_flags": [*FLAGS, flag], "threshold_args": ["--expected_f32_threshold=1e-3"]}
+    project.regression("sums", **several, calls=calls, **flags)
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums", "--stages", "threshold").code == 1
+    done = project.gauntlet("explain")
+    assert done.code == 0, done.text
+    (case,) = explained(project)["cases"]
+    located = case["found"]["located"]
+    assert (case["kind"], case["bundled"]) == ("wrong numbers", True)
+    assert (located["dispatch"], located["function_call"]) == (dispatch, "1 (sums)")
+    # Where no dispatch is at fault, there is no bundle, since one of the whole program would make one call.
+    calls[1]["outputs"] = [{"value": "8x16xf32=1"}]
+    project.regression("sums", **several, calls=calls, compiler_flags=FLAGS)
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums", "--stages", "threshold").code == 1
+    done = project.gauntlet("explain")
+    assert (done.code, "but this case makes several" in done.text) == (4, True), done.text
+
+
 @pytest.mark.parametrize("reference", ["", "vmvx"])
 def test_where_no_reference_has_the_same_dispatches_one_of_the_same_values_is_looked_for(
     monkeypatch: pytest.MonkeyPatch, reference: str

@@ -86,6 +86,41 @@ def test_a_crash_is_found_in_its_dispatch_and_shown_by_that_alone(
     assert project.gauntlet("bundle.run", str(bundle)).code == 0
 
 
+# Another function doubles where it has to read.
+SEVERAL = (
+    READS
+    + """\
+func.func @double(%b: tensor<16xi64>) -> tensor<16xi64> {
+  %0 = arith.addi %b, %b : tensor<16xi64>
+  return %0 : tensor<16xi64>
+}
+"""
+)
+
+
+def test_a_crash_in_one_of_several_calls_is_found_in_its_dispatch(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iree_gauntlet.experiments.explain._PROBES", ())
+    (project.regressions / "toy.mlir").write_text(SEVERAL)
+    np.save(project.regressions / "places.npy", np.full(16, 1 << 43, np.int64))
+    calls: list[dict[str, Any]] = [
+        {"function": "toy", "inputs": [{"value": "16x16xf32=1"}, {"value": "16xi64=0"}]},
+        {"function": "double", "inputs": [{"source": "places.npy"}]},
+        {"function": "toy", "inputs": ["@0.input0", "@1.0"]},
+    ]
+    several: dict[str, Any] = {"run_function": None, "inputs": [], "outputs": []}
+    project.regression("toy", **several, calls=calls, compiler_flags=FLAGS)
+    done = project.gauntlet("run", "--model", "toy", "--submodel", "toy", "--stages", "threshold")
+    assert (done.code, "call 2 (toy) crashed with SIGSEGV" in done.out) == (3, True), done.text
+    case, bundle = explained(project)
+    located = case["found"]["located"]
+    assert (case["kind"], located["function_call"]) == ("run crash (SIGSEGV)", "2 (toy)")
+    assert case["found"]["bundle"]["form"] == "a program for any release"
+    assert "tensor.extract " in (bundle / "program.mlir").read_text()
+    assert ", in call 2 (toy) of the spec)" in (bundle.parents[2] / "explain.md").read_text()
+
+
 @pytest.mark.stress
 def test_what_fails_in_no_dispatch_is_shown_whole(project: Project) -> None:
     failed(project, MISMATCH, np.ones(5, np.float32), np.ones(5, np.float32))

@@ -221,6 +221,11 @@ class FailureForms:
 
     def make_program_form(self, reason: str) -> BundleContents:
         """Return the whole program, with its inputs and expected outputs; GauntletError if a file is missing."""
+        if self.failure.calls:
+            raise GauntletError(
+                f"{reason}, and a bundle of the whole program makes one call, but this case makes several",
+                "The report of the run has the command that makes them.",
+            )
         files = BundleFiles()
         is_compile = self.failure.stage.row.makes_modules
         program = self._read_or_download(self.failure.program, PROGRAM, files)

@@ -13,7 +13,7 @@ from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.engine.commands import split_calls
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import format_path
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Failure:
 
     Attributes:
         flags: the compile's flags, without those that name output files.
-        argv: iree-run-module's command line; empty for a compile.
+        argv: iree-run-module's command line, or `run_calls.py` with its arguments; empty for a compile.
         folder: the chain's folder, relative to the folder of steps.
         urls: the URLs of the step's files, by path.
     """
@@ -61,7 +61,9 @@ class Failure:
     @property
     def wrong(self) -> bool:
         """True if the step ran and gave wrong numbers."""
-        return self.stage.row.checks_numbers and bool(self.result.outputs) and not self.result.signal
+        # A call that fails after others has their outputs.
+        ran = not self.result.signal and self.result.failure is not FailureKind.DOES_NOT_RUN
+        return self.stage.row.checks_numbers and bool(self.result.outputs) and ran
 
     @property
     def kind(self) -> str:
@@ -76,6 +78,15 @@ class Failure:
     def values(self, flag: str) -> list[str]:
         """Return the values of a flag of the run, such as `--input`, in order."""
         return [arg.partition("=")[2] for arg in self.argv if arg.startswith(f"{flag}=")]
+
+    @property
+    def calls(self) -> list[tuple[str, ...]]:
+        """The flags of each call of a command that makes several; empty for others."""
+        return split_calls(self.argv)
+
+    def name_call(self, number: int) -> str:
+        """Return the name of one of several calls, `2 (step)`; empty if there is only one."""
+        return f"{number} ({self.calls[number][0].partition('=')[2] or 'its only function'})" if self.calls else ""
 
     @property
     def device(self) -> str:
@@ -135,11 +146,6 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
     if build is None or build.command is None:
         hint = "Run it again with its own compile step: what failed used another chain's module."
         raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
-    if step.command is not None and split_calls(step.command.argv):
-        raise GauntletError(
-            f"{step.chain}: it makes several calls, and only a single call can be repeated and reduced",
-            "Run its command again (the run's report has it), or explain a spec that makes only the failing call.",
-        )
     if step.command is not None and step.command.runner:
         raise GauntletError(
             f"{step.chain}: it ran by {Path(step.command.runner[0]).name}, and only runs by this machine are explained",
@@ -178,6 +184,9 @@ def describe_failure(build: Step, command: Command | None, stage: Stage, result:
         file = cwd / arg.removeprefix(_FLAGFILE)
         is_file = arg.startswith(_FLAGFILE) and file.is_file()
         argv += shlex.split(file.read_text(encoding="utf-8")) if is_file else [arg]
+    if split_calls(argv):
+        # The run's own folder stays as it is.
+        argv = [arg for arg in argv[1:] if not arg.startswith("--outputs=")]
     return Failure(
         case=build.chain,
         stage=stage,

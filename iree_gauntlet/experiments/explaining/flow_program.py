@@ -382,6 +382,7 @@ class TraceSide:
     function: str
     inputs: tuple[str, ...]
     cwd: str
+    calls: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +402,11 @@ class TensorTrace(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class DispatchTrace(Recorded):
-    """A dispatch that ran: its key, the call's number, and `kept`: the folder of its tensors in the trace's, if any."""
+    """A dispatch that ran: its key, the call's number, and `kept`: the folder of its tensors in the trace's, if any.
+
+    Attributes:
+        function_call: the number of the call of a function that it belongs to.
+    """
 
     dispatch: str
     call: int
@@ -409,6 +414,7 @@ class DispatchTrace(Recorded):
     outputs: tuple[TensorTrace, ...]
     suspect: bool
     kept: str
+    function_call: int = 0
 
     @property
     def worst(self) -> float:
@@ -423,6 +429,7 @@ class UnfinishedDispatch(Recorded):
     dispatch: str
     inputs: tuple[TensorTrace, ...]
     kept: str
+    function_call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +493,7 @@ def make_target_side(tools: IreeTools, program: FlowProgram) -> TraceSide:
         function=failure.function,
         inputs=tuple(failure.values("--input")),
         cwd=str(failure.cwd),
+        calls=tuple(failure.calls),
     )
 
 

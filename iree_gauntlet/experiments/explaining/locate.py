@@ -97,6 +97,7 @@ class WrongDispatch:
         error: the largest error, as a share of the largest value; infinite if only one side has NaN or infinity.
         expected: the reference's results.
         withheld_reason: the reason why the dispatch may not be passed on; empty if it may.
+        function_call: the call of a function that it belongs to, `2 (step)`; empty if there is only one.
     """
 
     dispatch: Dispatch
@@ -110,6 +111,7 @@ class WrongDispatch:
     expected: tuple[TensorFile, ...] = ()
     in_f64: F64Errors | None = None
     withheld_reason: str = ""
+    function_call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class SearchResult:
         if wrong.in_f64 is not None:
             entry["in_f64"] = {"target": drop_inf(wrong.in_f64.target), "reference": drop_inf(wrong.in_f64.reference)}
         entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.call_count}
+        entry |= {"function_call": wrong.function_call} if wrong.function_call else {}
         return entry | {
             # A run that fails before it has results has no error.
             "error": drop_inf(wrong.error),
@@ -337,6 +340,7 @@ class DispatchSearch:
             program=self.program.cut_out(dispatch, shapes),
             function=make_function(self.program, dispatch),
             reference=reference_trace.reference,
+            function_call=failure.name_call(trace.function_call),
         )
 
         def find_wrong_on(name: str, inputs: Sequence[TensorFile]) -> WrongDispatch | None:
@@ -382,13 +386,18 @@ class DispatchSearch:
         self.say(f"confirming {dispatch.name}")
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in unfinished.inputs])
         module = compile_flow(self.tools, "cut", text, failure.flags)
-        call, count, code = len(trace.dispatches), len(self.program.dispatches), make_function(self.program, dispatch)
+        call, code = len(trace.dispatches), make_function(self.program, dispatch)
+        # In several calls, a dispatch runs several times.
+        count = max(len(self.program.dispatches), call + 1)
 
         def fail_on(_: str, inputs: Sequence[TensorFile]) -> WrongDispatch | None:
             args = (f"--device={failure.device}", f"--module={module}", f"--function={DISPATCH_FUNCTION}")
             inputs_args = (f"--input={tensor.argument}" for tensor in inputs)
             if symptom.is_in(self.tools.run_module("cut", (*args, *inputs_args), timeout=timeout)):
-                return WrongDispatch(dispatch, call, count, text, code, inputs=tuple(inputs))
+                function_call = failure.name_call(unfinished.function_call)
+                return WrongDispatch(
+                    dispatch, call, count, text, code, inputs=tuple(inputs), function_call=function_call
+                )
             return None
 
         return self._choose_inputs(self._list_inputs(unfinished, trace.folder), fail_on, "it does not fail")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.diagnostics import find_diagnostic, normalize_diagnostic
+from iree_gauntlet.engine.commands import split_calls
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, find_linker, is_disk_full
 from iree_gauntlet.errors import GauntletError
@@ -222,8 +223,11 @@ class IreeTools:
     def run_module(
         self, name: str, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> ToolResult:
-        """Run iree-run-module with these arguments, with its messages in `<name>.txt`."""
-        args = (self.workbench.iree.runtime.run_module, *argv)
+        """Run iree-run-module, or `run_calls.py` for several calls, with its messages in `<name>.txt`."""
+        iree = self.workbench.iree
+        makes_calls = bool(split_calls(argv))
+        tool = (iree.compiler.python, "-B", self.failure.argv[0]) if makes_calls else (iree.runtime.run_module,)
+        args = (*tool, *argv)
         return self._run(args, name, cwd or self.failure.cwd, timeout or self.failure.timeout)
 
     def run_with_module(self, name: str, module: Path, *, argv: Sequence[str] = (), device: str = "") -> ToolResult:
@@ -294,4 +298,4 @@ def loosen_thresholds(argv: Sequence[str], minimum: float) -> tuple[str, ...]:
     thresholds = {match[1]: float(arg.partition("=")[2]) for arg in argv if (match := _THRESHOLD.match(arg))}
     thresholds = thresholds or {"f32": 0.0}
     rest = tuple(arg for arg in argv if not _THRESHOLD.match(arg))
-    return (*rest, *(f"--expected_{name}_threshold={max(minimum, size):g}" for name, size in thresholds.items()))
+    return (*(f"--expected_{name}_threshold={max(minimum, size):g}" for name, size in thresholds.items()), *rest)

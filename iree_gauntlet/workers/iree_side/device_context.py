@@ -135,15 +135,19 @@ class DeviceProgram:
             system_modules.append(runtime.create_io_parameters_module(instance, *providers))
         program_modules = [runtime.VmModule.mmap(instance, file) for file in modules]
         self._context = runtime.VmContext(instance, modules=[*system_modules, *program_modules])
-        self._function = program_modules[-1].lookup_function(function)
-        if self._function is None:
-            raise PlanError(
-                f"{modules[-1]} has no function {function!r}: {', '.join(program_modules[-1].function_names)}"
-            )
-        self._async_function = program_modules[-1].lookup_function(function + _ASYNC_SUFFIX)
-        self.has_async = self._async_function is not None
         # The objects that the modules were made from must live as long as the program.
         self._owned_objects = (system_modules, program_modules)
+        self._module, self._file = program_modules[-1], modules[-1]
+        self.select(function)
+
+    def select(self, function: str) -> None:
+        """Choose the function that is called from now on; a PlanError is raised if it does not exist."""
+        self._function = self._module.lookup_function(function)
+        if self._function is None:
+            names = ", ".join(self._module.function_names)
+            raise PlanError(f"{self._file} has no function {function!r}: {names}")
+        self._async_function = self._module.lookup_function(function + _ASYNC_SUFFIX)
+        self.has_async = self._async_function is not None
 
     def invoke(self, arguments: Sequence[View]) -> list[View]:
         """Make one call with arguments on the device; return its outputs on the device after the call has ended."""

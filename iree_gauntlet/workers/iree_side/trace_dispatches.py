@@ -7,7 +7,8 @@ process sends its tensors through a pipe as they are traced, so only one dispatc
 The plan:
 
     {"target": {"device": "local-task", "modules": ["/…/a.vmfb"], "parameters": [["model", "/…/m.irpa"]],
-                "function": "main", "inputs": ["@/…/x.npy"], "cwd": "/…"},
+                "function": "main", "inputs": ["@/…/x.npy"], "cwd": "/…",
+                "calls": [["--call=f", "--input=…", "--input_from=0.1"]]},   in place of function and inputs, if any
      "reference": {the same},
      "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; default 0
      "keep": 8,                       maximum number of suspects that are written to files
@@ -15,12 +16,13 @@ The plan:
      "folder": "/…"}                  destination of the files
 
 The answer has `dispatches`, a list of objects: `dispatch` is the traces' key; `call` counts all dispatches from 0;
-`inputs` and `outputs` are objects of `type`, `error` (as a share) and `wrong`; `suspect` is true if an output is wrong
-but no input. The first suspects also have `kept`, the folder with the tensors of both sides, and for each output the
-reference's `largest` |value|. `target` and `reference` are exit codes: negative for a signal, and 0 also for a process
-that was killed because the other had ended. `unfinished` lists dispatches without outputs: `dispatch`, `kept` and
-`inputs`. `differs` says where the two sides run different dispatches; empty if they do not. `results` are the
-function's outputs, each as in `outputs`, with the reference's `largest` |value|.
+`function_call` is the number of the call of a function that it belongs to; `inputs` and `outputs` are objects of
+`type`, `error` (as a share) and `wrong`; `suspect` is true if an output is wrong but no input. The first suspects also
+have `kept`, the folder with the tensors of both sides, and for each output the reference's `largest` |value|. `target`
+and `reference` are exit codes: negative for a signal, and 0 also for a process that was killed because the other had
+ended. `unfinished` lists dispatches without outputs: `dispatch`, `kept` and `inputs`. `differs` says where the two
+sides run different dispatches; empty if they do not. `results` are the function's outputs, each as in `outputs`, with
+the reference's `largest` |value|.
 
 With `by_values`, the reference may be another program of the same meaning. It runs first, and a tensor of the target is
 right if the reference has a tensor of the same values in any layout (`ValueIndex`). Errors are then unknown.
@@ -40,7 +42,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
 
 
 _INPUTS, _OUTPUTS = " inputs", " outputs"
+# The beginning of a call, as in `run_calls.py`.
+_CALL = "--call="
 # The key of the function's outputs, in place of a dispatch's key.
 _RESULTS = "results"
 # The number of sampled sorted values: the smallest, the largest, and others at equal distances in the order.
@@ -109,6 +113,7 @@ class _SidePlan:
     function: str
     inputs: list[str]
     cwd: str
+    calls: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,7 @@ class _TraceLog:
         self._folder = Path(plan.folder)
         self._remaining_suspects = plan.keep
         self._started_inputs: dict[str, list[_Pair]] = {}
+        self.ended_calls = 0
         self.dispatches: list[dict[str, object]] = []
 
     def add(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_TensorReport]]) -> None:
@@ -201,9 +207,8 @@ class _TraceLog:
                 report.largest = tensor.find_largest()
             saved_folder = _save_tensors(self._folder / f"call_{call}", input_pair, tensors)
         tensor_reports = {"inputs": list(map(asdict, inputs)), "outputs": list(map(asdict, outputs))}
-        self.dispatches.append(
-            {"dispatch": name, **tensor_reports, "suspect": suspect, "kept": saved_folder, "call": call}
-        )
+        entry = {"dispatch": name, **tensor_reports, "suspect": suspect, "kept": saved_folder, "call": call}
+        self.dispatches.append(entry | {"function_call": self.ended_calls})
 
     def find_unfinished(self) -> list[dict[str, object]]:
         """Return dispatches that started but did not end, each with its last inputs."""
@@ -213,6 +218,7 @@ class _TraceLog:
                 "dispatch": name,
                 "kept": _save_tensors(self._folder / f"unfinished_{number}", pair, ([], [])),
                 "inputs": [{"type": tensor.type, "wrong": False} for tensor in pair[0]],
+                "function_call": self.ended_calls,
             }
             for number, (name, pair) in enumerate(last_pairs.items())
         ]
@@ -246,9 +252,11 @@ def _compare(plan: _TracePlan) -> dict[str, object]:
             differs = f"{key}: {', '.join(types)} | {other_key}: {', '.join(right_types)}"
             break
         if key == _RESULTS:
-            results = describe((tensors, references), False)
-            for report, right in zip(results, references, strict=True):
+            reports = describe((tensors, references), False)
+            for report, right in zip(reports, references, strict=True):
                 report.largest = right.find_largest()
+            results += reports
+            log.ended_calls += 1
         else:
             log.add(key, (tensors, references), describe)
     trace_report = {"dispatches": log.dispatches, "unfinished": log.find_unfinished(), "differs": differs}
@@ -277,7 +285,9 @@ def _compare_values(plan: _TracePlan) -> dict[str, object]:
         ]
 
     for key, tensors in target.read_traces():
-        if key != _RESULTS:
+        if key == _RESULTS:
+            log.ended_calls += 1
+        else:
             log.add(key, (tensors, []), describe)
     trace_report = {"dispatches": log.dispatches, "unfinished": log.find_unfinished()}
     return {**trace_report, "target": target.end(), "reference": reference_code}
@@ -371,14 +381,29 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         # Flush, so that a crashing dispatch is the last one whose inputs arrive.
         stream.flush()
 
-    program = DeviceProgram(device, plan.modules, plan.parameters, plan.function, trace)
-    arguments = []
-    for text in plan.inputs:
-        value = read_value(text, plan.cwd)
-        if value is None:
-            raise PlanError(f"the input {text!r} is not a tensor")
-        arguments.append(device.push(make_array(value), value.element_type))
-    trace(_RESULTS, program.invoke(arguments))
+    # A single call is a list of one.
+    calls = plan.calls or [[f"{_CALL}{plan.function}", *(f"--input={text}" for text in plan.inputs)]]
+    program = DeviceProgram(device, plan.modules, plan.parameters, calls[0][0].removeprefix(_CALL), trace)
+    values: dict[str, Any] = {}
+    for number, (name, *words) in enumerate(calls):
+        arguments = []
+        for flag, text in (word.split("=", 1) for word in words):
+            if flag == "--input_from":
+                arguments.append(values[text])
+            elif flag == "--input":
+                arguments.append(_push(device, text, plan.cwd))
+        program.select(name.removeprefix(_CALL))
+        results = program.invoke(arguments)
+        trace(_RESULTS, results)
+        values |= {f"{number}.input{index}": view for index, view in enumerate(arguments)}
+        values |= {f"{number}.{index}": view for index, view in enumerate(results)}
+
+
+def _push(device: OpenDevice, text: str, cwd: str) -> Any:
+    value = read_value(text, cwd)
+    if value is None:
+        raise PlanError(f"the input {text!r} is not a tensor")
+    return device.push(make_array(value), value.element_type)
 
 
 def _answer(document: Mapping[str, object]) -> Mapping[str, object]:
