@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.emulators import Azurite
+    from tests.support.emulators import Azurite, Bucket
     from tests.support.toy_project import Project
 
 _SLOWER_FROM = 80
@@ -522,15 +522,26 @@ def test_a_folder_of_artifacts_is_collected_once(ci: Ci) -> None:
     assert (code, "4 runs of CI already settled" in said) == (ExitCode.OK, True), said
 
 
-def test_a_bucket_of_artifacts_is_collected_once(
-    ci: Ci, azurite: Azurite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string())
-    source = f"az://{ACCOUNT}/{azurite.container(public=False)}/ci"
-    store = open_store(source, Configuration(environ=os.environ)).store
+@pytest.fixture(params=["az", "s3"])
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty folder of a bucket, for which the environment has the credentials."""
+    if request.param == "az":
+        azurite: Azurite = request.getfixturevalue("azurite")
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string())
+        return f"az://{ACCOUNT}/{azurite.container(public=False)}/ci"
+    emulator: Bucket = request.getfixturevalue("s3")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulator.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return f"s3://{emulator.name}/collected/ci"
+
+
+def test_a_bucket_of_artifacts_is_collected_once(ci: Ci, bucket: str, tmp_path: Path) -> None:
+    source = bucket
+    location = open_store(source, Configuration(environ=os.environ))
     _fill(tmp_path / "local", "results of a run é#%")
     for path in (path for path in (tmp_path / "local").rglob("*") if path.is_file()):
-        obstore.put(store, f"ci/{path.relative_to(tmp_path / 'local')}", path.read_bytes())
+        obstore.put(location.store, f"{location.path}/{path.relative_to(tmp_path / 'local')}", path.read_bytes())
     code, said = ci.collect(source=source)
     assert (code, "results.zip: job_summary.json has no date" in said) == (ExitCode.ERROR, True), said
     assert sorted(ci.figures.values()) == [1.0, 1.5, 2.0]
