@@ -65,8 +65,6 @@ FILE_ROLE_PREFIX = "file "
 # A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
 _TUNING_FORMAT = 1
-# The limits of time are for this machine's speed; an emulator is many times as slow.
-_EMULATION_FACTOR = 10
 _NO_TFLITE_IMPORTER = "tosa-converter-for-tflite is not installed: pip install 'iree-gauntlet[tflite]'"
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
@@ -316,7 +314,7 @@ class _Planner:
         step = self._make_step(case, stage, blocked=blocked, skip=skip, idle_goldens=case.idle_goldens, **fields)
         if runtime and runtime.obstacle and not skip:
             self._obstacles[step.id] = runtime.obstacle
-        return replace(step, timeout=step.timeout * _EMULATION_FACTOR) if runtime and runtime.is_emulated else step
+        return replace(step, timeout=step.timeout * runtime.timeout_factor) if runtime else step
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -471,9 +469,8 @@ class _Planner:
         folder = self._locate(case, Stage.THRESHOLD)
         is_single, context, runtime = len(case.calls) == 1, self._context, self._context.runtime_of(case.target)
         argv = make_threshold_argv(runtime.run_module, context.python, case, flags, self._paths, folder)
-        env, runner, compared = (
-            ((), runtime.runner, case.expected_outputs) if is_single else (context.python_env, (), ())
-        )
+        env, runner = ((), runtime.runner) if is_single else (context.python_env, ())
+        compared = case.expected_outputs if is_single else ()
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(

@@ -66,6 +66,11 @@ class TargetRuntime:
             f"several calls are made by IREE's Python bindings, which {self.name} does not run" if self.runner else ""
         )
 
+    @property
+    def timeout_factor(self) -> int:
+        """The factor of the limits of time, which are for this machine's speed: an emulator is many times as slow."""
+        return 10 if self.is_emulated else 1
+
     def explain_no_call(self, stage: Stage, target: Target) -> str:
         """Return why a stage cannot be measured with this runtime; empty if it can."""
         if stage is Stage.COUNT and self.runner:
