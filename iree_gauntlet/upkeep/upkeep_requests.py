@@ -108,7 +108,7 @@ class ReferenceRequest:
     """The places of references of programs in MLIR."""
 
     reference_python: str = option(
-        "", "Python that has jax and jaxlib, or torch and iree-turbine, for programs of these (default: this one)."
+        "", "Python that has JAX, PyTorch and iree-turbine, or LiteRT, for programs of these (default: this one)."
     )
     reference_iree: str = option(
         "",
