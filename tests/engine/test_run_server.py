@@ -27,6 +27,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.workers.iree_side.run_server import _read_mapped
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.native_tools import compile_native, find_native_tool
 from tests.support.places import CORPUS
@@ -590,3 +591,15 @@ def test_a_python_without_a_runtime_is_named(tmp_path: Path) -> None:
         servers.run(RunJob("m.vmfb", "local-sync", LIMIT_SECONDS))
     with RunServers(str(tmp_path / "python"), 1) as servers, pytest.raises(ToolchainError, match="No such file"):
         servers.start()
+
+
+class _OldMemory:
+    """Mapped memory of the bindings of 3.9: it is no buffer of Python."""
+
+    def asarray(self, shape: tuple[int], dtype: np.dtype[Any]) -> Any:
+        return np.arange(8, dtype=dtype)[: shape[0]]
+
+
+@pytest.mark.parametrize("memory", [_OldMemory(), bytes(range(8))])
+def test_the_memory_of_old_and_new_bindings_is_read(memory: Any) -> None:
+    assert bytes(_read_mapped(memory, 3)) == bytes(range(3))

@@ -204,9 +204,9 @@ class RunServer:
             and int(buffer.allowed_usage()) & self._mapping_scoped
         ):
             # The buffer is read in place, as it is visible to the host.
-            contents = memoryview(view.map())[:count]
+            contents = _read_mapped(view.map(), count)
         elif count:
-            contents = memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
+            contents = _read_mapped(copy_to_host(self._runtime, device, allocator, buffer).map(), count)
         return ArgumentValue(shape, element_type, contents)
 
     def _get_device(self, uri: str, *, on_cpu: bool) -> tuple[Native, Native, Native]:
@@ -225,6 +225,14 @@ class RunServer:
                 raise UnsupportedError(self._device_errors[uri]) from error
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
+
+
+def _read_mapped(memory: Native, count: int) -> bytes | memoryview:
+    """Return the first `count` bytes of mapped memory; the bindings of 3.9 cannot make a memoryview of it."""
+    try:
+        return memoryview(memory)[:count]
+    except TypeError:
+        return bytes(memory.asarray((count,), np.dtype("u1")).tobytes())
 
 
 def serve(requests: Any, answers: int) -> None:
