@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -40,7 +40,6 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.measuring.machine.machine_state import MachineState
 
 
@@ -143,6 +142,30 @@ class _BoardCall:
     program: str
 
 
+@dataclass(frozen=True, slots=True)
+class BoardOutcome:
+    """The end of a command on a board; `seconds` and `state` are the board's own, `state` only of a benchmark."""
+
+    exit_code: int | None
+    signal: str
+    seconds: float
+    cpu_seconds: float
+    state: RoundState | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRun:
+    """A command that is ready to run on a board.
+
+    Attributes:
+        command: the local command, which is ssh.
+        finish: fetches the outputs, given the exit code of ssh and its last lines; raises BoardError.
+    """
+
+    command: Command
+    finish: Callable[[int | None, Sequence[str]], BoardOutcome]
+
+
 class Board:
     """A board and the connection to it; commands run one at a time.
 
@@ -212,12 +235,12 @@ class Board:
         self._script = f"{facts.folder}/{name}"
         return facts
 
-    def run(self, command: Command, start: Callable[[Command], Outcome]) -> Outcome:
-        """Run a command on the board; return its outcome there.
+    @contextmanager
+    def prepare(self, command: Command) -> Iterator[BoardRun]:
+        """Hold the board, with all files of a command there; yield the run, whose local command is then to be run.
 
-        Args:
-            command: the command with local paths; its runner is a program of the board.
-            start: starts a local process, and returns its outcome when it has ended.
+        When the block ends, nothing of the command is left on the board. The command's runner is a program of the
+        board.
 
         Raises:
             BoardError: the board cannot run the command, or the connection broke.
@@ -231,10 +254,8 @@ class Board:
             with self._hold(call) as (run, guard):
                 watched = "watched" if Path(call.program).name == BENCHMARK_MODULE else ""
                 environment = ("env", *(f"{name}={value}" for name, value in command.env)) if command.env else ()
-                outcome = start(Command(self._compose("run", run, watched, *environment, *call.argv), ""))
-                if outcome.cancelled or outcome.timed_out:
-                    return outcome
-                return self._finish(outcome, call, run, guard)
+                argv = self._compose("run", run, watched, *environment, *call.argv)
+                yield BoardRun(Command(argv, ""), lambda code, tail: self._finish(code, tail, call, run, guard))
 
     def read_state(self) -> MachineState:
         """Read the state of the board now; raise BoardError if that is impossible."""
@@ -449,8 +470,10 @@ class Board:
             error.message = f"{path} ({format_bytes(size)}) was not copied: {error.message}"
             raise
 
-    def _finish(self, outcome: Outcome, call: _BoardCall, run: str, guard: subprocess.Popen[bytes]) -> Outcome:
-        """Fetch the outputs of a command that has ended; return its outcome on the board.
+    def _finish(
+        self, exit_code: int | None, tail: Sequence[str], call: _BoardCall, run: str, guard: subprocess.Popen[bytes]
+    ) -> BoardOutcome:
+        """Fetch the outputs of a command whose ssh has ended; return its outcome on the board.
 
         Raises:
             BoardError: the connection broke, or the command could not run there.
@@ -458,18 +481,18 @@ class Board:
         reports = self._fetch(call, run, guard)
         status = dict(line.split(" ", 1) for line in reports.get("status", b"").decode().splitlines())
         if "ended" not in status:
-            if outcome.exit_code == _SSH_FAILED:
+            if exit_code == _SSH_FAILED:
                 raise self._make_break_error()
-            if outcome.exit_code == _NO_SPACE or any(_NO_SPACE_TEXT in line for line in outcome.tail):
+            if exit_code == _NO_SPACE or any(_NO_SPACE_TEXT in line for line in tail):
                 raise self._make_space_error()
             raise BoardError(
                 f"the command on {self.host} was ended from outside: its end is not recorded",
                 "see the board's own log for a lack of memory or space (dmesg), then do this step again with --resume",
             )
         code = int(status["code"])
-        line = next((line for line in outcome.tail if _MISSING_LIBRARY.search(line)), "")
+        line = next((line for line in tail if _MISSING_LIBRARY.search(line)), "")
         if code in _NOT_STARTED or (code and line):
-            text = line or next(iter(outcome.tail), f"exit code {code}")
+            text = line or next(iter(tail), f"exit code {code}")
             raise BoardError(
                 f"{Path(call.program).name} cannot be run on {self.host}: {text}",
                 "its interpreter and libraries must be there (glibc, libstdc++), on a file system without noexec",
@@ -477,23 +500,14 @@ class Board:
         # A shell reports a signal as 128 and its number.
         ending = get_signal_name(code - 128) if code - 128 in signal.valid_signals() else ""
         cpu_seconds = _sum_times(reports["times.after"]) - _sum_times(reports["times.before"])
-        state = None
+        seconds, state = float(status["ended"]) - float(status["began"]), None
         if "after" in reports:
             with _unpack_state(reports["before"]) as before, _unpack_state(reports["after"]) as after:
                 use = measure_cpu_use(read_cpu_times(before), read_cpu_times(after), cpu_seconds)
-                seconds = float(status["ended"]) - float(status["began"])
                 state = RoundState(
                     read_machine_state(root=before), read_machine_state(root=after), seconds, use, board=self.host
                 )
-        return replace(
-            outcome,
-            exit_code=None if ending else code,
-            signal=ending,
-            seconds=float(status["ended"]) - float(status["began"]),
-            cpu_seconds=cpu_seconds,
-            peak_rss_bytes=0,
-            board_state=state,
-        )
+        return BoardOutcome(None if ending else code, ending, seconds, cpu_seconds, state)
 
     def _fetch(self, call: _BoardCall, run: str, guard: subprocess.Popen[bytes]) -> dict[str, bytes]:
         """Write a run's outputs to their local paths; return the contents of its reports by name."""

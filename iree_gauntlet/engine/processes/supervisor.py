@@ -176,11 +176,24 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         with self._lock:
             board = self._boards.setdefault(words, Board(words, self.on_wait))
         try:
-            return board.run(replace(command, runner=runner), run_here)
+            with board.prepare(replace(command, runner=runner)) as run:
+                outcome = run_here(run.command)
+                if outcome.cancelled or outcome.timed_out:
+                    return outcome
+                there = run.finish(outcome.exit_code, outcome.tail)
         except BoardError:
             if self._cancels:
                 return Outcome(None, cancelled=True)
             raise
+        return replace(
+            outcome,
+            exit_code=there.exit_code,
+            signal=there.signal,
+            seconds=there.seconds,
+            cpu_seconds=there.cpu_seconds,
+            peak_rss_bytes=0,
+            board_state=there.state,
+        )
 
     def _run_here(
         self, command: Command, *, stdout: Path, stderr: Path, timeout: float, tmpdir: Path | None
