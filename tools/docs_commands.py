@@ -60,6 +60,7 @@ NOT_RUN = (
     ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _OUTSIDE_FILES),
     ("docs/how-to/cluster.md", r"^(ssh|dask)|gauntlet (worker t|cluster\.)", "runs until it is ended, or needs that"),
     ("docs/how-to/cluster-*.md", "", "needs other machines, or Slurm"),
+    ("docs/how-to/boards.md", "", "needs a board"),
     ("docs/how-to/source.md", "", "clones and builds IREE, which takes hours"),
     ("docs/how-to/bench*.md", "", _NEEDS_TORCH),
     ("docs/how-to/micro.md", "", _NEEDS_TORCH),
