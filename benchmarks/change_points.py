@@ -1,8 +1,9 @@
 """Measures how often rules about histories are right: `python benchmarks/change_points.py` prints the docs' tables.
 
-Series of 60 runs are drawn from the recordings in tests/data/noise and from five kinds of synthetic noise. A series has
-no change (so each report is false) or one added step: +4 % or +2 % with 20 runs after it, or +4 % with 5. A step counts
-as found if a rule reports a step within two runs of it. Seeded: the same recordings give the same tables.
+Series of 60 and of 33 runs are drawn from the recordings in tests/data/noise and from five kinds of synthetic noise. A
+series has no change (so each report is false) or one added step: of 60 runs +4 % or +2 % with 20 runs after it, or +4 %
+with 5; of 33 runs +20 % with 3 or 4. A step counts as found if a rule reports a step within two runs of it.
+Seeded: the same recordings give the same tables.
 
 The peers run in environments of their own; options name the Pythons of these environments:
 
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.recorded_noise import read_recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
     Rule = Callable[[Sequence[Sequence[float]]], list[list[int]]]
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
-_RUNS = 60
 _CONDITIONS = ("quiet", "neighbour")
-# Each added step has a name, a size and an index.
-_STEPS = (("+4 %, 20 behind", 0.04, 40), ("+2 %, 20 behind", 0.02, 40), ("+4 %, 5 behind", 0.04, 55))
+# By the number of runs, the added steps: each has a name, a size and an index.
+_STEPS = {
+    60: (("+4 %, 20 behind", 0.04, 40), ("+2 %, 20 behind", 0.02, 40), ("+4 %, 5 behind", 0.04, 55)),
+    33: (("+20 %, 3 behind", 0.2, 30), ("+20 %, 4 behind", 0.2, 29)),
+}
 _MAX_DISTANCE_RUNS = 2
 _MIN_EFFECT = math.log(1.02)
 # A run's time is the minimum of so many rounds.
@@ -89,18 +92,26 @@ def main() -> None:
     if options.otava:
         rules["Otava's defaults"] = _make_peer_rule(options.otava, _OTAVA_PROGRAM)
     _print_spreads()
-    kinds = _make_noise_kinds()
-    unchanged_series = {kind: _draw_series(kind, draw, options.series, 1) for kind, draw in kinds.items()}
-    print("| reported of unchanged series | " + " | ".join(kinds) + " | ms a series |")
+    for runs, steps in _STEPS.items():
+        print_tables(rules, runs, steps, options.series)
+
+
+def print_tables(
+    rules: Mapping[str, Rule], runs: int, steps: Sequence[tuple[str, float, int]], series_count: int
+) -> None:
+    """Print the tables of series with so many runs."""
+    kinds = _make_noise_kinds(runs)
+    unchanged_series = {kind: _draw_series(kind, draw, series_count, 1) for kind, draw in kinds.items()}
+    print(f"\n| reported of unchanged series, {runs} runs | " + " | ".join(kinds) + " | ms a series |")
     print("| --- |" + " --- |" * (len(kinds) + 1))
     for name, rule in rules.items():
         start = time.perf_counter()
         shares = [np.mean([bool(indices) for indices in rule(series)]) for series in unchanged_series.values()]
-        cost = 1000 * (time.perf_counter() - start) / (len(kinds) * options.series)
+        cost = 1000 * (time.perf_counter() - start) / (len(kinds) * series_count)
         print(f"| {name} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + f" | {cost:.1f} |")
-    for title, size, step in _STEPS:
+    for title, size, step in steps:
         print(f"\n| found: {title} | " + " | ".join(kinds) + " |\n| --- |" + " --- |" * len(kinds))
-        plain = {kind: _draw_series(kind, draw, options.series // 2, 2) for kind, draw in kinds.items()}
+        plain = {kind: _draw_series(kind, draw, series_count // 2, 2) for kind, draw in kinds.items()}
         step_series = {kind: [_add_step(values, size, step) for values in series] for kind, series in plain.items()}
         for name, rule in rules.items():
             shares = [
@@ -126,7 +137,6 @@ def _print_spreads() -> None:
     for recording in recordings:
         spreads = [100 * float(np.log(recording.models[model].min(axis=1)).std()) for model in models]
         print(f"| {recording.condition} | " + " | ".join(f"{spread:.1f} %" for spread in spreads) + " |")
-    print()
 
 
 def _draw_series(kind: str, draw: Draw, count: int, seed: int) -> list[list[float]]:
@@ -137,23 +147,23 @@ def _add_step(values: Sequence[float], size: float, step: int) -> list[float]:
     return [value * (1 + size if index >= step else 1) for index, value in enumerate(values)]
 
 
-def _make_noise_kinds() -> dict[str, Draw]:
-    """Return the generators of noise by name; the times are about 10 ms."""
+def _make_noise_kinds(runs: int) -> dict[str, Draw]:
+    """Return the generators of noise by name, for series of so many runs; the times are about 10 ms."""
 
     def normal(rng: np.random.Generator) -> Values:
-        return rng.normal(0, 0.01, _RUNS)
+        return rng.normal(0, 0.01, runs)
 
     def outliers(rng: np.random.Generator) -> Values:
-        values = rng.normal(0, 0.01, _RUNS)
-        is_outlier = rng.random(_RUNS) < 0.1
+        values = rng.normal(0, 0.01, runs)
+        is_outlier = rng.random(runs) < 0.1
         values[is_outlier] += rng.uniform(0.05, 0.3, is_outlier.sum())
         return values
 
     def autoregressive(rng: np.random.Generator) -> Values:
-        steps = rng.normal(0, 0.008, _RUNS)
-        values = np.empty(_RUNS)
+        steps = rng.normal(0, 0.008, runs)
+        values = np.empty(runs)
         values[0] = rng.normal(0, 0.01)
-        for index in range(1, _RUNS):
+        for index in range(1, runs):
             values[index] = 0.6 * values[index - 1] + steps[index]
         return values
 
@@ -162,9 +172,9 @@ def _make_noise_kinds() -> dict[str, Draw]:
 
     synthetic: dict[str, Draw] = {
         "iid 1 %": normal,
-        "heavy tails": lambda rng: rng.standard_t(3, _RUNS) / math.sqrt(3) * 0.01,
+        "heavy tails": lambda rng: rng.standard_t(3, runs) / math.sqrt(3) * 0.01,
         "10 % outliers": outliers,
-        "two modes": lambda rng: rng.normal(0, 0.005, _RUNS) + 0.01 * np.where(rng.random(_RUNS) < 0.5, 1, -1),
+        "two modes": lambda rng: rng.normal(0, 0.005, runs) + 0.01 * np.where(rng.random(runs) < 0.5, 1, -1),
         "AR(1) 0.6": autoregressive,
     }
     kinds: dict[str, Draw] = {name: partial(scale_to_ten, draw=draw) for name, draw in synthetic.items()}
@@ -172,14 +182,14 @@ def _make_noise_kinds() -> dict[str, Draw]:
         models = list(read_recording(_NOISE / f"{condition}.json").models.values())
         for rounds in _ROUNDS:
             name = f"{condition}, {rounds} round{'s' * (rounds > 1)}"
-            kinds[name] = partial(_draw_recorded_runs, models=models, rounds=rounds)
+            kinds[name] = partial(_draw_recorded_runs, runs=runs, models=models, rounds=rounds)
     return kinds
 
 
-def _draw_recorded_runs(rng: np.random.Generator, models: Sequence[Values], rounds: int) -> Values:
+def _draw_recorded_runs(rng: np.random.Generator, runs: int, models: Sequence[Values], rounds: int) -> Values:
     """Draw runs at random times, each from consecutive recorded rounds."""
     times = models[int(rng.integers(len(models)))]
-    starts = rng.integers(len(times) - rounds + 1, size=_RUNS)
+    starts = rng.integers(len(times) - rounds + 1, size=runs)
     return np.asarray([times[start : start + rounds].min() for start in starts])
 
 

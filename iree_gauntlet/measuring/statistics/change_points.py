@@ -6,7 +6,8 @@ little influence. Both sides are split in turn. Then splits that are not signifi
 discarded, the weakest first (as in Hunter: Fleming et al., ICPE 2023).
 
 A split is significant if both Welch's test on trimmed means (Yuen, Biometrika 61, 1974) and the rank test of Mann and
-Whitney say so; if a segment is too short for the rank test, Welch's test decides alone. Both tests account for the
+Whitney say so; if a segment is too short for the rank test, Welch's test decides alone, or requires that the sides do
+not overlap. Both tests account for the
 correlation of successive values: with a first-order autocorrelation r, n values count as n(1 - r)/(1 + r) (Bartlett,
 Journal of the Royal Statistical Society 98, 1935). A short segment could occur at many positions, so its p-value is
 multiplied by their number, beyond three. All differences are differences of logarithms: +0.02 is 2 %.
@@ -202,11 +203,11 @@ class _Series:
         changes = []
         for start, index, end in zip(edges, edges[1:], edges[2:], strict=False):
             count_before, count_after = index - start, end - index
+            positions = max(1.0, (count_before + count_after) / (_FREE_POSITIONS * min(count_before, count_after)))
             p_value = max(
                 self._test_by_welch(start, index, end, correlation=correlation),
-                self._test_by_rank(start, index, end, correlation=correlation),
+                self._test_by_rank(start, index, end, correlation=correlation, positions=positions),
             )
-            positions = max(1.0, (count_before + count_after) / (_FREE_POSITIONS * min(count_before, count_after)))
             effect = self.get_location(index, end) - self.get_location(start, index)
             changes.append(LevelChange(index, count_before, count_after, effect, min(1.0, p_value * positions)))
         return tuple(changes)
@@ -269,16 +270,24 @@ class _Series:
             difference / math.sqrt(total) * math.sqrt((1 - correlation) / (1 + correlation)), max(1, int(degrees))
         )
 
-    def _test_by_rank(self, start: int, index: int, end: int, *, correlation: float) -> float:
-        """Return the p-value; 0 if there are too few values for the test."""
+    def _test_by_rank(self, start: int, index: int, end: int, *, correlation: float, positions: float) -> float:
+        """Return the p-value; 0 if there are too few values for the test.
+
+        The p-value will be multiplied by the number of `positions`. If it could not be significant then, whatever the
+        values are, it is 0 for sides without any overlap, and 1 for others. (Of correlated values, which drift, this
+        would allow more false steps.)
+        """
         first, second = self._logs[start:index], np.sort(self._logs[index:end])
         lower, upper = np.searchsorted(second, first, "left"), np.searchsorted(second, first, "right")
         smaller_fraction = float((len(second) - (lower + upper) / 2).sum()) / (len(first) * len(second))
         smaller_fraction = min(smaller_fraction, 1 - smaller_fraction)
         count_factor = (1 - correlation) / (1 + correlation)
         smaller_count, larger_count = sorted(max(1, round(len(segment) * count_factor)) for segment in (first, second))
-        if 2 / math.comb(smaller_count + larger_count, smaller_count) > _MAX_P_VALUE:
+        least_p = 2 / math.comb(smaller_count + larger_count, smaller_count)
+        if least_p > _MAX_P_VALUE:
             return 0.0
+        if least_p * positions > _MAX_P_VALUE and smaller_count >= min(len(first), len(second)) - 1:
+            return float(smaller_fraction > 0)
         pairs = smaller_count * larger_count
         if pairs <= _MAX_EXACT_PAIRS:
             tail = _compute_rank_tail(smaller_count, larger_count)
