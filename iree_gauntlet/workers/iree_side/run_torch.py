@@ -74,6 +74,8 @@ _ARGUMENTS = "a tuple (or a dict by name) of tensors"
 _SAVED = ".pt2"
 # Layers that compute something else while a model is trained.
 _TRAINED = re.compile(r"Dropout|BatchNorm")
+# Operators that the importer takes, and IREE does not lower as they are.
+_UNLOWERED = re.compile(r"aten\.(?:__\w+__|upsample_bilinear2d)\b")
 # The operator in which the importer keeps what it does not know.
 _UNKNOWN_OPERATOR = "torch.operator"
 
@@ -223,14 +225,14 @@ def _import_program(program: ExportedProgram, names: Sequence[str], artifact: Pa
     Raises:
         PlanError: iree-turbine cannot import it.
     """
+    torch = _import_torch()
     try:
         from iree.turbine import aot  # noqa: PLC0415 - only this program's Python has it
     except ImportError as error:
         raise PlanError(f"no iree-turbine in {sys.executable}: {error}") from error
-    mutations = sorted({str(node.target) for node in program.graph.nodes if _is_changing(node)})
-    reason = f"it changes tensors in place ({', '.join(mutations)})" if mutations else ""
+    reason = _find_obstacle(program)
     output = None
-    if not mutations:
+    if not reason:
         try:
             output = aot.export(_without_traces(program))
             if unknown := _list_unknown(output.mlir_module):
@@ -240,7 +242,10 @@ def _import_program(program: ExportedProgram, names: Sequence[str], artifact: Pa
             reason = describe_error(error)
     if reason:
         try:
-            core = program.run_decompositions()
+            table = torch.export.default_decompositions()
+            # As for a module that iree-turbine exports itself.
+            table.update(aot.decompositions.current_aot_decompositions())
+            core = program.run_decompositions(table)
             output = aot.export(_without_traces(core))
             if buffers := sorted(core.graph_signature.buffers_to_mutate.values()):
                 notes.append(f"it changes its buffers: {', '.join(name.removeprefix('user.') for name in buffers)}")
@@ -251,6 +256,15 @@ def _import_program(program: ExportedProgram, names: Sequence[str], artifact: Pa
     if output is not None:
         _name_inputs(output.mlir_module, names)
         output.save_mlir(artifact)
+
+
+def _find_obstacle(program: ExportedProgram) -> str:
+    """Return the reason that a program cannot be imported as it is, by its operators; empty for none."""
+    nodes = program.graph.nodes
+    if mutations := sorted({str(node.target) for node in nodes if _is_changing(node)}):
+        return f"it changes tensors in place ({', '.join(mutations)})"
+    operators = sorted({str(node.target) for node in nodes if _UNLOWERED.match(str(node.target))})
+    return f"IREE does not lower {', '.join(operators)}" if operators else ""
 
 
 def _is_changing(node: Node) -> bool:
