@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -311,6 +312,13 @@ def test_a_tool_that_fails_is_a_reason(
 def test_a_tool_that_is_missing_is_a_reason(toolchain: Toolchain, processes: Processes, tmp_path: Path) -> None:
     step = benchmark(str(tmp_path / "gone"), tmp_path / "none.vmfb", tmp_path)
     assert "no such program" in failed(profile_dispatches(step, toolchain, processes, WITH_PROFILES))
+
+
+def test_several_calls_are_a_reason(toolchain: Toolchain, processes: Processes, tmp_path: Path) -> None:
+    step = benchmark(sys.executable, tmp_path / "x.vmfb", tmp_path, "--call=init", "--call=step")
+    profiling = profile_dispatches(step, toolchain, processes, WITH_PROFILES)
+    assert profiling.profile is None
+    assert profiling.reason == "its calls are made by IREE's Python bindings, which write no profile"
 
 
 def test_a_module_with_several_functions_is_a_reason(

@@ -62,6 +62,7 @@ from iree_gauntlet.workers.iree_side.value_errors import are_close, find_largest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.workers.iree_side.device_context import View
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
@@ -384,7 +385,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     # A single call is a list of one.
     calls = plan.calls or [[f"{_CALL}{plan.function}", *(f"--input={text}" for text in plan.inputs)]]
     program = DeviceProgram(device, plan.modules, plan.parameters, calls[0][0].removeprefix(_CALL), trace)
-    values: dict[str, Any] = {}
+    values: dict[str, View] = {}
     for number, (name, *words) in enumerate(calls):
         arguments = []
         for flag, text in (word.split("=", 1) for word in words):
@@ -399,7 +400,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         values |= {f"{number}.{index}": view for index, view in enumerate(results)}
 
 
-def _push(device: OpenDevice, text: str, cwd: str) -> Any:
+def _push(device: OpenDevice, text: str, cwd: str) -> View:
     value = read_value(text, cwd)
     if value is None:
         raise PlanError(f"the input {text!r} is not a tensor")
