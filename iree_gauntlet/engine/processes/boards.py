@@ -75,6 +75,9 @@ _FLAG = re.compile(r"(--[\w-]+)=(.*)", re.DOTALL)
 _PREFIX = re.compile(r"(?:[^=/]*=)?[@+*]?")
 # Machines of ELF files (elf.h), and the names that uname(1) has for them.
 _MACHINES = {40: ("arm",), 62: ("x86_64", "amd64"), 183: ("aarch64", "arm64"), 243: ("riscv64",)}
+# The answers of board.sh to `facts` and `run`.
+_FACTS = re.compile(r"folder (.+)\nsystem (.+)\nfree (\d+)\n((?:missing .+\n)*)")
+_STATUS = re.compile(r"code (\d+)\nbegan ([\d.]+)\nended ([\d.]+)\n")
 _NOT_STARTED = (126, 127)
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries|version .\S+' not found")
 # What ssh prints if it cannot connect, with the message and the next step for it.
@@ -214,19 +217,14 @@ class Board:
         content = _SCRIPT.read_bytes()
         name = f"board-{hash_file(_SCRIPT)[:16]}.sh"
         output = self._call(("sh", "-c", _INSTALL, "sh", name), stdin=content, connects=True)
-        lines = [line.partition(" ")[::2] for line in output.decode(errors="replace").splitlines()]
-        values = dict(lines)
-        if lines[:1] == [] or lines[0][0] != "folder" or not values.get("free", "").isdecimal():
+        match = _FACTS.fullmatch(output.decode(errors="replace"))
+        if match is None:
             raise BoardError(
                 f"{self.host} did not answer as a board does: {output[:200]!r}",
                 "its login shell must print nothing when it runs a command, and the board needs a POSIX shell",
             )
-        facts = BoardFacts(
-            folder=values["folder"],
-            system=values["system"],
-            free_bytes=int(values["free"]),
-            missing_commands=tuple(value for key, value in lines if key == "missing"),
-        )
+        folder, system, free_bytes, missing_commands = match.groups()
+        facts = BoardFacts(folder, system, int(free_bytes), tuple(missing_commands.split()[1::2]))
         if facts.missing_commands:
             raise BoardError(
                 f"{self.host} lacks {', '.join(facts.missing_commands)}",
@@ -479,8 +477,8 @@ class Board:
             BoardError: the connection broke, or the command could not run there.
         """
         reports = self._fetch(call, run, guard)
-        status = dict(line.split(" ", 1) for line in reports.get("status", b"").decode().splitlines())
-        if "ended" not in status:
+        status = _STATUS.fullmatch(reports.get("status", b"").decode())
+        if status is None:
             if exit_code == _SSH_FAILED:
                 raise self._make_break_error()
             if exit_code == _NO_SPACE or any(_NO_SPACE_TEXT in line for line in tail):
@@ -489,7 +487,7 @@ class Board:
                 f"the command on {self.host} was ended from outside: its end is not recorded",
                 "see the board's own log for a lack of memory or space (dmesg), then do this step again with --resume",
             )
-        code = int(status["code"])
+        code, seconds = int(status[1]), float(status[3]) - float(status[2])
         line = next((line for line in tail if _MISSING_LIBRARY.search(line)), "")
         if code in _NOT_STARTED or (code and line):
             text = line or next(iter(tail), f"exit code {code}")
@@ -500,7 +498,7 @@ class Board:
         # A shell reports a signal as 128 and its number.
         ending = get_signal_name(code - 128) if code - 128 in signal.valid_signals() else ""
         cpu_seconds = _sum_times(reports["times.after"]) - _sum_times(reports["times.before"])
-        seconds, state = float(status["ended"]) - float(status["began"]), None
+        state = None
         if "after" in reports:
             with _unpack_state(reports["before"]) as before, _unpack_state(reports["after"]) as after:
                 use = measure_cpu_use(read_cpu_times(before), read_cpu_times(after), cpu_seconds)
