@@ -249,7 +249,7 @@ class _Chooser:
 
 
 def _format_type(tensor: ProgramInput, shape: Sizes) -> str:
-    return "x".join((*map(str, shape), tensor.element_type))
+    return "x".join((*map(str, shape), f"{tensor.sign}{tensor.element_type}"))
 
 
 def _give_values(tensor: ProgramInput, shape: Sizes, values: Sequence[float], reason: str) -> InputChoice:

@@ -63,6 +63,8 @@ _ONNX_HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` repor
 _READER_SECONDS = 60.0
 _IMPORT_SECONDS = 600.0
 _MAX_NAMES = 12
+# The sign in `tensor<8xui8>`, and in `!vhlo.tensor_v1<8x!vhlo.ui8_v1>`.
+_SIGN = re.compile(r"(?:\btensor<|x|!vhlo\.)([us])i\d+(?:_v\d+)?>\Z")
 _MLIR_SUFFIXES = (".mlir", ".mlirbc")
 _TFLITE_SUFFIX = ".tflite"
 _NO_IMPORTER_NOTE = f"a run imports it, and needs tosa-converter-for-tflite in this Python: {TFLITE.hint}"
@@ -229,7 +231,7 @@ def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title:
         make_model_name(request.name or path.stem),
         chosen.name,
         inputs,
-        tuple(ProgramOutput(value.name, value.dtype) for value in chosen.outputs),
+        tuple(ProgramOutput(value.name, value.dtype, _read_sign(value.type)) for value in chosen.outputs),
         interface.has_f64,
         model=_load_model(restored),
         restored=Path(restored) if restored else None,
@@ -245,6 +247,12 @@ def _rename(values: tuple[_MlirValue, ...], names: tuple[str, ...]) -> tuple[_Ml
     if len(names) != len(values):
         return values
     return tuple(replace(value, name=name) for value, name in zip(values, names, strict=True))
+
+
+def _read_sign(type_text: str) -> str:
+    """Return the sign in a type that a module keeps: that of MLIR's integers, but for torch's."""
+    match = _SIGN.search(type_text)
+    return match[1] if match else ""
 
 
 def _choose_function(title: str, functions: tuple[_MlirFunction, ...], name: str) -> _MlirFunction:
@@ -269,7 +277,8 @@ def _read_mlir_input(
         message = f"{title}: input {value.name} of @{function.name} is {value.type}"
         raise UsageError(message, "Only tensors of numbers have inputs in a spec: `tensor<4xf32>`, `tensor<f32>`.")
     sizes = [f"?{axis}" if size is None else size for axis, size in enumerate(value.shape)]
-    return make_input(value.name, value.element_type, sizes, given_shape, value.dtype)
+    tensor = make_input(value.name, value.element_type, sizes, given_shape, value.dtype)
+    return replace(tensor, sign=_read_sign(value.type))
 
 
 def _load_model(restored: str | None) -> Any:

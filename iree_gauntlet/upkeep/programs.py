@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +32,7 @@ class ProgramInput:
     Attributes:
         open_sizes: the names of sizes to choose, by axis from 0; empty with `--shape`.
         dtype: NumPy's or ml_dtypes' name of the element type.
+        sign: as of `ProgramOutput`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ProgramInput:
     open_sizes: Mapping[int, str]
     is_open_in_file: bool
     dtype: str = ""
+    sign: str = ""
 
     @property
     def is_float(self) -> bool:
@@ -54,10 +56,21 @@ class ProgramInput:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutput:
-    """An output of a program; the name of its type is NumPy's or ml_dtypes', empty if the file does not have it."""
+    """An output of a program.
+
+    Attributes:
+        dtype: NumPy's or ml_dtypes' name of the element type; empty if the file does not have it.
+        sign: `u` or `s` for integers whose sign is part of the module's type, as in StableHLO's `ui8`.
+    """
 
     name: str
     dtype: str
+    sign: str = ""
+
+    def format_type(self, array: Array) -> str:
+        """Return the type of the output's values in IREE's notation, `1x64xi64`; errors as of `format_tensor_type`."""
+        *sizes, element_type = format_tensor_type(self.name, array).split("x")
+        return "x".join((*sizes, f"{self.sign}{element_type}"))
 
     def check(self, folder: Path, array: Array) -> Array:
         """Check that the expected output of a folder has the type that the program declares, and return it."""

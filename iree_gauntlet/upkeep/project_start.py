@@ -47,7 +47,7 @@ from iree_gauntlet.upkeep.programs import parse_shapes
 from iree_gauntlet.upkeep.recording import make_tolerance_flags
 from iree_gauntlet.upkeep.references import KEEP_F64, ReferencePlan, is_weak, list_references
 from iree_gauntlet.upkeep.upkeep_requests import GoldenSetRequest
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type, pack_bytes
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes
 from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
 
 if TYPE_CHECKING:
@@ -476,9 +476,8 @@ def _list_model_files(
         if content.startswith(NPY_MAGIC):
             entries.append({"source": f"{SPEC}/output_{index}.npy"})
         else:
-            entries.append(
-                {"source": f"{SPEC}/output_{index}.bin", "value": format_tensor_type(f"output_{index}", array)}
-            )
+            value = program.outputs[index].format_type(array)
+            entries.append({"source": f"{SPEC}/output_{index}.bin", "value": value})
     if has_outputs and not entries:
         # Missing outputs are an error until they are recorded.
         entries = [{"source": f"{SPEC}/output_{index}.npy"} for index in range(len(program.outputs))]

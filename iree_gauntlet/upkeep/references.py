@@ -31,7 +31,7 @@ from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.upkeep.programs import ExportSource  # noqa: TC001 - read by its type
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.expected_outputs import choose_tolerances, describe_array, measure_excess
-from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, format_tensor_type, pack_bytes
+from iree_gauntlet.workers.iree_side.onnx_reference import find_dtype, pack_bytes
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ class EngineReference:
             zip(self.program.outputs, answer.outputs, arrays, second_arrays, strict=True)
         ):
             try:
-                kind = format_tensor_type(declared.name, array)
+                kind = declared.format_type(array)
             except PlanError as error:
                 raise UsageError(f"{self.program.file_name}: {error}") from error
             file = Path(plan.folder) / f"output_{index}.bin"

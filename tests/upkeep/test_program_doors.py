@@ -127,6 +127,23 @@ def test_inputs_on_which_a_way_crashes_are_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.iree
+def test_integers_keep_the_sign_that_their_types_have(tmp_path: Path) -> None:
+    # A module returns what it is given, and what it computes, with the sign of its signature.
+    (tmp_path / "a.mlir").write_text(
+        "func.func @f(%a: tensor<8xui8>) -> (tensor<8xui8>, tensor<8xui8>, tensor<8xi8>) {\n"
+        "  %0 = stablehlo.add %a, %a : tensor<8xui8>\n"
+        "  %1 = stablehlo.convert %0 : (tensor<8xui8>) -> tensor<8xi8>\n"
+        "  return %a, %0, %1 : tensor<8xui8>, tensor<8xui8>, tensor<8xi8>\n}\n"
+    )
+    done = gauntlet(tmp_path, "init", "p", "--program", "a.mlir")
+    assert done.code == 0, done.text
+    spec = read_json(tmp_path / "p" / "specs" / "regression_tests" / "a" / "model_cpu.json")
+    assert [item["value"] for item in spec["outputs"]] == ["8xui8", "8xui8", "8xi8"]
+    ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
+    assert ran.code == 0, ran.text
+
+
+@pytest.mark.iree
 def test_operators_of_onnx_in_mlir_have_onnxs_references(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "net.mlir").write_text(RELU)
