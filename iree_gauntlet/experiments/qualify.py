@@ -199,8 +199,8 @@ class _Qualification:
                 part = judge_parts(a, b, self.options.least_work / 100, same_runtime=False)[0]
                 if part.part == CallPart.DISPATCHES:
                     changes = match_dispatches(a.profile, b.profile).changes
-                    more = tuple((row.name, row.a_ns, row.b_ns) for row in changes if row.name in part.more)
-                    self.log.write("work", DispatchWork(verdict=part.verdict, more=more), step=chain)
+                    larger = tuple((row.name, row.a_ns, row.b_ns) for row in changes if row.name in part.more)
+                    self.log.write("work", DispatchWork(verdict=part.verdict, larger=larger), step=chain)
 
     def _vary(self, name: str) -> str:
         """Return a side, or a model, with the names of the variants."""

@@ -117,11 +117,11 @@ class DispatchWork(Recorded):
 
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
-        more: the dispatches that execute more instructions, each with the counts of OLD and NEW.
+        larger: the dispatches that execute more instructions, each with the counts of OLD and NEW.
     """
 
     verdict: str
-    more: tuple[tuple[str, int, int], ...]
+    larger: tuple[tuple[str, int, int], ...]
 
 
 QUALIFY = JournalSchema(
@@ -465,7 +465,7 @@ def _compare_figures(
         if not is_cost:
             group = "change" if changes.margin.is_exceeded(old_value, new_value) else ""
         elif work and figure is Figure.DISPATCH_INSTRUCTIONS:
-            group, text = _WORK_GROUPS.get(work.verdict, ""), f"{text}{name_dispatch(work.more)}"
+            group, text = _WORK_GROUPS.get(work.verdict, ""), f"{text}{name_dispatch(work.larger)}"
             # A bisection compares the sums of all dispatches.
             metric = metric if new_value > old_value and CALL_MARGIN.is_exceeded(old_value, new_value) else ""
         if group:

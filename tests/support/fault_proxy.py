@@ -191,8 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if fault.flip_at is not None and sent_bytes <= fault.flip_at < sent_bytes + len(block):
                 block[fault.flip_at - sent_bytes] ^= 0x10
-            self.wfile.write(block)
+            # Counted before the client can have them, so that none is counted after a reset of the counts.
             self.proxy.count_sent(len(block))
+            self.wfile.write(block)
             sent_bytes += len(block)
 
     def _end_body(self, fault: Fault, offset: int) -> None:

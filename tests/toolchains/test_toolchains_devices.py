@@ -223,7 +223,7 @@ def test_a_healthy_installation(toolchain: Toolchain, tmp_path: Path) -> None:
     assert by_area["target cpu"].status == "ok"
     assert by_area["target rocm"].text.startswith("compiles (rocm)")
     targets = [area.removeprefix("target ") for area in by_area if area.startswith("target ")]
-    assert targets == ["cpu", "rocm", "cuda", "vulkan", "metal"]
+    assert targets == ["cpu", "rocm", "cuda", "vulkan", "metal", "aarch64", "aarch64-sve", "riscv64"]
     assert "to the compiler" in by_area["host"].text
     assert any(toolchain.compiler.commit[:8] in finding.text for finding in found)
     assert not [finding for finding in found if finding.status in {"missing", "warn"} and finding.area == "iree"]

@@ -54,12 +54,12 @@ class CrashPlace(Recorded):
 
     def find_function(self, bodies: Sequence[tuple[str, bytes]]) -> str:
         """Return the name of the only function with the code around the instruction; empty if none or several have."""
-        before, code = bytes.fromhex(self.code_before), bytes.fromhex(self.code)
+        head, code = bytes.fromhex(self.code_before), bytes.fromhex(self.code)
         for start, end in itertools.product(
-            range(0, len(before) + 1, _INSTRUCTION_BYTES), range(len(code), _INSTRUCTION_BYTES, -_INSTRUCTION_BYTES)
+            range(0, len(head) + 1, _INSTRUCTION_BYTES), range(len(code), _INSTRUCTION_BYTES, -_INSTRUCTION_BYTES)
         ):
             # The function may begin or end near the instruction: try the longest parts first.
-            names = [name for name, body in bodies if before[start:] + code[:end] in body]
+            names = [name for name, body in bodies if head[start:] + code[:end] in body]
             if names:
                 return names[0] if len(names) == 1 else ""
         return ""
@@ -99,8 +99,8 @@ class _Debugger:
                 # Reading stops at the end of a page, since the next one may be unreadable.
                 offset = address % _PAGE_BYTES
                 sizes = min(_CODE_BYTES, offset), min(_CODE_BYTES, _PAGE_BYTES - offset)
-                before, code = self._read(address - sizes[0], sizes[0]), self._read(address, sizes[1])
-                return CrashPlace(address, before, code)
+                head, code = self._read(address - sizes[0], sizes[0]), self._read(address, sizes[1])
+                return CrashPlace(address, head, code)
             reply = self.ask(f"C{signal:02x}")
         return None
 
