@@ -193,11 +193,11 @@ def test_programs_of_pytorch_that_cannot_be_taken_are_refused(tmp_path: Path) ->
     torch.export.save(torch.export.export(torch.nn.Linear(8, 4), (torch.randn(3, 8),)), str(tmp_path / "whole.pt2"))
     content = (tmp_path / "whole.pt2").read_bytes()
     numbers = random.Random(1)
-    for _ in range(4):
+    for number in range(4):
         damaged = bytearray(content)
         damaged[numbers.randrange(100, len(content) - 4000)] ^= 1 << numbers.randrange(8)
         (tmp_path / "flipped.pt2").write_bytes(damaged)
-        done = gauntlet(tmp_path, "init", "p", "--program", "flipped.pt2", *python)
+        done = gauntlet(tmp_path, "init", f"flipped{number}", "--program", "flipped.pt2", *python)
         assert done.code in (0, 2), done.text
         assert done.code == 0 or "error: --program flipped.pt2" in done.err
-        assert (tmp_path / "p").exists() is (done.code == 0)
+        assert (tmp_path / f"flipped{number}").exists() is (done.code == 0)
