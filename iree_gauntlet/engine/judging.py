@@ -19,6 +19,7 @@ from iree_gauntlet.formatting import list_first
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import EXTERNAL_SIGNALS, Result, shorten
 from iree_gauntlet.stages import FailureKind
+from iree_gauntlet.targets import parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _ERROR_LINE = re.compile(r"\berror: |(?=\bLLVM ERROR: )")
 # A full disk is never the cause of these signals.
 _CRASH_SIGNALS = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+# The loader of another architecture's programs prints this if the runner names no folder with their libraries.
+_MISSING_LIBRARY = "error while loading shared libraries"
 # Drivers print these if a device has disappeared or is broken.
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
@@ -140,7 +143,9 @@ def judge_process(
         reason = shorten(next((line for line in lines if line.strip()), ""))
     mistake = ""
     if not error and not outcome.signal:
-        error = mistake = _describe_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
+        error = mistake = _describe_runner_mistake(step, lines) or _describe_mistake(
+            step, "\n".join((*lines, *outcome.tail)), reason
+        )
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         fatal_error = find_first_error(lines)
@@ -161,6 +166,18 @@ def judge_process(
         failure=kind if exit_failure else None,
         is_mistake=bool(mistake),
     )
+
+
+def _describe_runner_mistake(step: Step, lines: Sequence[str]) -> str:
+    """Return why a runner does not run a tool; the text follows the tool's name; empty if its last line is no error."""
+    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    program, _, message = line.partition(": ")
+    names = [Path(word).name for word in step.command.runner] if step.command else []
+    is_own = Path(program).name in names and not message.startswith("warning: ")
+    if not is_own and not (names and _MISSING_LIBRARY in line):
+        return ""
+    target = parse_target(step.target.partition("+")[0])
+    return f"is not run: {line}; see [targets.{target.processor_name if target else step.target}].runner"
 
 
 def _describe_mistake(step: Step, output: str, reason: str) -> str:

@@ -153,6 +153,26 @@ def test_mistakes_of_a_spec_are_errors_that_no_expectation_excuses(line: str, sa
     assert apply_expectation(_EXPECTING, result, allow_xpass=False) == result
 
 
+@pytest.mark.parametrize(
+    ("line", "is_mistake"),
+    [
+        ("qemu-aarch64: unable to find CPU model 'cortex-a5333'", True),
+        ("qemu-aarch64: Could not open '/lib/ld-linux-aarch64.so.1': No such file or directory", True),
+        ("/a/iree-run-module: error while loading shared libraries: libstdc++.so.6: cannot open", True),
+        ("qemu-aarch64: warning: TCG doesn't support requested feature", False),
+        ("c/runtime/src/iree/vm/module.c:1: INTERNAL; assertion", False),
+    ],
+)
+def test_a_runner_that_does_not_run_the_tool_is_an_error(line: str, is_mistake: bool) -> None:
+    command = Command(("iree-run-module",), "/", runner=("/usr/bin/qemu-aarch64", "-L", "/arm"))
+    step = make_step(Stage.THRESHOLD, command=command, target="cpu-aarch64-a53+scalable")
+    result = judge_process(step, Outcome(1), [line, ""], tool="iree-run-module")
+    text = f"iree-run-module is not run: {line}; see [targets.aarch64-a53].runner"
+    assert (result.verdict is Verdict.ERROR, result.reason == text) == (is_mistake, is_mistake)
+    here = replace(step, command=replace(command, runner=()))
+    assert judge_process(here, Outcome(1), [line], tool="t").verdict is Verdict.FAILED
+
+
 def test_reasons_with_an_expectation_are_bounded() -> None:
     step = replace(_EXPECTING, expect_failure="so " * 10_000, expect_match="no " * 10_000)
     for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
