@@ -22,6 +22,8 @@ _ARM64 = re.compile(r"^(cpu-)?arm64(?=[-@]|$)")
 # The number of bits in a vector, at the end of a target's name: `arm64-sve@512`, in ids `aarch64-sve-512`.
 _VECTOR_BITS = re.compile(r"[-@](128|256|512|1024|2048)$")
 _DEFAULT_VECTOR_BITS = 128
+# What stands for the length of vectors in a runner, and the bits of its unit.
+LENGTH_PLACES = {"{vq}": 128, "{bytes}": 8, "{bits}": 1}
 _KINDS_BY_NAME = {name: kind for kind in _KINDS.values() for name in kind.names}
 _CODE_GENERATORS = "|".join(sorted({kind.code_generator for kind in DEVICE_KINDS if kind.code_generator}))
 # Flags that name a target or configure the code generator of one.
@@ -102,10 +104,9 @@ class Target:
     def runner(self) -> tuple[str, ...]:
         """The words before the command line of a tool that runs its modules; empty if no runner is known."""
         bits = self.vector_bits or _DEFAULT_VECTOR_BITS
-        lengths = {"{vq}": bits // 128, "{bytes}": bits // 8, "{bits}": bits}
         words = self.processor.runner if self.processor else ()
-        for name, length in lengths.items():
-            words = tuple(word.replace(name, str(length)) for word in words)
+        for place, unit in LENGTH_PLACES.items():
+            words = tuple(word.replace(place, str(bits // unit)) for word in words)
         return words
 
     @property

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from iree_gauntlet.dialects.fields import Flag, StrictDocument, Text, about, expect, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error
-from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
+from iree_gauntlet.dialects.spec_file import BRANCH, find_nearest, with_lines
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
-from iree_gauntlet.targets import ARCHITECTURES, parse_target, split_board
+from iree_gauntlet.targets import ARCHITECTURES, LENGTH_PLACES, parse_target, split_board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,6 +45,8 @@ _GCS = ("service_account", "service_account_key", "application_credentials")
 _COMMON = ("endpoint", "skip_signature", "conditional_put", "server_side_encryption")
 _OPTIONS = frozenset((*_TOOLKIT, *_AZURE, *_AZURE_IDENTITY, *_S3, *_S3_REQUEST, *_GCS, *_COMMON))
 _BOARD = re.compile(r"ssh( [^\s'\"\\\\$]+)+")
+_PLACE = re.compile(r"\{\w*\}")
+_TRIPLE_FLAG = re.compile(r"--?iree-llvmcpu-target-triple=(\w+)")
 _RUNTIME = re.compile(r"wheel:\w+|/.+")
 _SETTINGS_KIND = "settings"
 _ENDPOINT_OPTIONS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
@@ -122,12 +124,19 @@ class _HistoryTable(StrictDocument):
     least_size: Annotated[float, Field(ge=0, lt=1)] = about(HistorySettings().least_size, "The same for sizes.")
 
 
+_Runner = Annotated[
+    Annotated[list[Text], Tag(f"{BRANCH}words")]
+    | Annotated[str, expect("a list of words, or ssh HOST", _BOARD.fullmatch), Tag(f"{BRANCH}board")],
+    Discriminator(lambda value: f"{BRANCH}board" if isinstance(value, str) else f"{BRANCH}words"),
+]
+
+
 class _TargetTable(StrictDocument):
     compiler_flags: list[Flag] | None = about(None, "Flags of iree-compile that select the processor.")
     runtime: Annotated[str, expect("wheel:PLATFORM, or an absolute folder", _RUNTIME.fullmatch)] | None = about(
         None, "IREE's tools for it: wheel:manylinux_2_28_aarch64, or a folder."
     )
-    runner: list[Text] | Annotated[str, expect("a list of words, or ssh HOST", _BOARD.fullmatch)] | None = about(
+    runner: _Runner | None = about(
         None,
         "Words before the tools' command lines, or 'ssh HOST'; {vq}, {bytes} and {bits} are the length of a vector.",
     )
@@ -239,17 +248,39 @@ def _read_settings(path: Path) -> SettingsFile:
         for prefix, options in table.stores.items()
         for field, *problem in _check_store(prefix, options)
     ]
-    for name, definition in table.targets.items():
-        target, words = parse_target(name), definition.runner_words or ("",)
-        if Path(words[0]).name == "ssh" and not split_board(words)[0]:
-            hint = 'Such as ssh HOST, or ["ssh", "-p", "2222", "HOST"].'
-            problems.append(Problem(str(path), 0, f"targets.{name}.runner", "ssh has no host", hint))
-        if target is None or not target.architecture or target.vector_bits:
-            hint = f"Such as {', '.join(ARCHITECTURES)}, or a name that begins with one: arm64-grace."
-            problems.append(Problem(str(path), 0, f"targets.{name}", f"{name!r} is no name of a processor", hint))
+    problems += [
+        Problem(str(path), 0, f"targets.{name}{field}", *problem)
+        for name, definition in table.targets.items()
+        for field, *problem in _check_target(name, definition)
+    ]
     if problems:
         raise SpecError(with_lines(problems, text), _SETTINGS_KIND)
     return table
+
+
+def _check_target(name: str, table: _TargetTable) -> Iterator[tuple[str, ...]]:
+    """Yield the problems of a processor's definition: field, message, hint."""
+    target, words = parse_target(name), table.runner_words or ()
+    if table.runner == []:
+        hint = 'For a kernel that starts the emulator itself: ["env"]. The ready-made one: without this field.'
+        yield ".runner", "no words", hint
+    if words and Path(words[0]).name == "ssh" and not split_board(words)[0]:
+        yield ".runner", "ssh has no host", 'Such as ssh HOST, or ["ssh", "-p", "2222", "HOST"].'
+    for place in {*_PLACE.findall(" ".join(words))}.difference(LENGTH_PLACES):
+        yield ".runner", f"unknown place {place}", f"For the length of vectors: {', '.join(LENGTH_PLACES)}."
+    if target is None or not target.architecture or target.vector_bits:
+        hint = f"Such as {', '.join(ARCHITECTURES)}, or a name that begins with one: arm64-grace."
+        yield "", f"{name!r} is no name of a processor", hint
+        return
+    architecture, flags, runtime = target.architecture, table.compiler_flags, table.runtime or ""
+    triples = [match[1].replace("arm64", "aarch64") for flag in flags or () if (match := _TRIPLE_FLAG.match(flag))]
+    if flags is not None and triples[-1:] != [architecture]:
+        hint = f"These flags replace all of the ready-made: {' '.join(target.kind.architectures[architecture].flags)}."
+        yield ".compiler_flags", f"--iree-llvmcpu-target-triple={architecture}-… is missing", hint
+    if runtime.startswith("wheel:") and not runtime.endswith(f"_{architecture}"):
+        known = dict.fromkeys(processor.runtime for processor in target.kind.architectures.values())
+        hint = f"IREE has {' and '.join(filter(None, known))}; for others, name a folder with its tools."
+        yield ".runtime", f"{runtime} is no platform of {architecture}", hint
 
 
 def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterator[tuple[str, ...]]:

@@ -111,9 +111,6 @@ def explain_missing_runner(target: Target) -> str:
     """Return what the runner of a target lacks on this machine, and how to get it; empty if nothing is missing."""
     board, rest = split_board(target.runner)
     runner, packages = board or rest, target.processor.packages if target.processor else ""
-    if not runner and target.processor and not target.processor.is_ready_made:
-        # Such as a kernel that starts emulators itself.
-        return ""
     if not runner:
         return f"no runner is known: name one in gauntlet.toml, [targets.{target.processor_name}] runner"
     advice = f" (Debian, Ubuntu: apt install {packages})" if packages else ""

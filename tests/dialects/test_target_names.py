@@ -194,12 +194,26 @@ def test_settings_define_processors(tmp_path: Path) -> None:
         ('[targets.arm64]\nruntime = "manylinux_2_28_aarch64"', "wheel:PLATFORM, or an absolute folder"),
         ("[targets.arm64]\ncompiler_flags = ['O3']", "targets.arm64.compiler_flags"),
         ("[targets.arm64]\nruner = []", "did you mean 'runner'"),
+        ("[targets.arm64-y]\nrunner = []", "targets.arm64-y.runner: no words"),
+        ('[targets.arm64-y]\nrunner = "qemu-aarch64 -cpu max"', "targets.arm64-y.runner: expected a list of words"),
+        ('[targets.arm64-y]\nrunner = "ssh"', "targets.arm64-y.runner: expected a list of words, or ssh HOST"),
+        ('[targets.arm64-y]\nrunner = ["q", "v={byts}"]', "targets.arm64-y.runner: unknown place {byts}"),
+        ('[targets.arm64-y]\ncompiler_flags = ["-O3"]', "--iree-llvmcpu-target-triple=aarch64-… is missing"),
+        (
+            '[targets.arm64-y]\ncompiler_flags = ["--iree-llvmcpu-target-triple=x86_64-linux-gnu"]',
+            "targets.arm64-y.compiler_flags: --iree-llvmcpu-target-triple=aarch64-… is missing",
+        ),
+        (
+            '[targets.arm64-y]\nruntime = "wheel:manylinux_2_28_nope"',
+            "targets.arm64-y.runtime: wheel:manylinux_2_28_nope is no platform of aarch64",
+        ),
     ],
 )
 def test_a_wrong_definition_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SpecError) as raised:
         _read(tmp_path, text)
-    assert message in " ".join(map(str, raised.value.problems))
+    (problem,) = raised.value.problems
+    assert message in str(problem)
 
 
 def test_what_a_runner_lacks_is_named_with_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,14 +247,15 @@ def test_doctor_says_what_each_processor_needs(
     monkeypatch.setattr(Path, "is_dir", lambda _path: True)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(project.folder)
-    (tmp_path / "qemu-riscv64").touch(0o755)
-    (project.folder / "gauntlet.toml").write_text('[targets.riscv64-board]\nrunner = []\nruntime = "/opt/iree"\n')
+    for name in ("qemu-riscv64", "env"):
+        (tmp_path / name).touch(0o755)
+    (project.folder / "gauntlet.toml").write_text('[targets.riscv64-board]\nrunner = ["env"]\nruntime = "/opt/iree"\n')
     lines = {finding.area: (finding.status, finding.text, finding.hint) for finding in doctor._check_architectures()}
     packages = "apt install qemu-user libc6-arm64-cross libstdc++6-arm64-cross (Debian, Ubuntu)"
     missing = ("info", "compiles, does not run: qemu-aarch64 is not installed", packages)
     assert lines["target aarch64"] == lines["target aarch64-sve"] == missing
     assert lines["target riscv64"][:2] == ("info", "compiles, does not run: IREE has no wheel for it")
-    assert lines["target riscv64-board"][1] == "compiles, and runs by this machine (runtime: /opt/iree)"
+    assert lines["target riscv64-board"][1] == "compiles, and runs by env (runtime: /opt/iree)"
 
 
 def test_several_targets_of_a_matrix_need_no_irees() -> None:
