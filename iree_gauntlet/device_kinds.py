@@ -44,6 +44,7 @@ class Processor:
             empty if there is none.
         runner: the words before the command line of a tool; `{vq}`, `{bytes}` and `{bits}` stand for the length of its
             vectors (`vq`: in units of 128 bits).
+        most_vector_bits: the greatest length of vectors that the runner can give.
         packages: the packages of Debian and Ubuntu that have the runner and what it needs.
         has_times: True if the runner runs programs on such a processor, so that their times mean something; a board
             does, unless it has a runner of its own.
@@ -56,6 +57,7 @@ class Processor:
     packages: str = ""
     has_times: bool = False
     is_ready_made: bool = True
+    most_vector_bits: int = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +149,7 @@ _ARCHITECTURES = {
         ),
         runner=("qemu-riscv64", "-L", "/usr/riscv64-linux-gnu", "-cpu", "rv64,v=true,vlen={bits}"),
         packages="qemu-user libc6-riscv64-cross libstdc++6-riscv64-cross",
+        most_vector_bits=1024,
     ),
 }
 # The first driver uses a thread for each core; the second does all work in the calling thread.

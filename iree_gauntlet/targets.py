@@ -20,7 +20,8 @@ ARCHITECTURES = tuple(chip for kind in _KINDS.values() for chip in kind.architec
 # Other names of architectures, at the beginning of a target's name.
 _ARM64 = re.compile(r"^(cpu-)?arm64(?=[-@]|$)")
 # The number of bits in a vector, at the end of a target's name: `arm64-sve@512`, in ids `aarch64-sve-512`.
-_VECTOR_BITS = re.compile(r"[-@](128|256|512|1024|2048)$")
+VECTOR_LENGTHS = (128, 256, 512, 1024, 2048)
+_VECTOR_BITS = re.compile(rf"[-@]({'|'.join(map(str, VECTOR_LENGTHS))})$")
 _DEFAULT_VECTOR_BITS = 128
 # What stands for the length of vectors in a runner, and the bits of its unit.
 LENGTH_PLACES = {"{vq}": 128, "{bytes}": 8, "{bits}": 1}
@@ -99,6 +100,14 @@ class Target:
     def processor(self) -> Processor | None:
         """The processor of another architecture; None if it is this machine's, or undefined."""
         return self.definition or self.kind.architectures.get(self.processor_name)
+
+    @property
+    def vector_lengths(self) -> tuple[int, ...]:
+        """The lengths of vectors that its runner can give, in bits; none if the runner has no place for a length."""
+        processor = self.processor
+        text = " ".join(processor.runner) if processor else ""
+        has_place = any(place in text for place in LENGTH_PLACES)
+        return tuple(bits for bits in VECTOR_LENGTHS if processor and has_place and bits <= processor.most_vector_bits)
 
     @property
     def runner(self) -> tuple[str, ...]:

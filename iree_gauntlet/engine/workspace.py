@@ -28,7 +28,7 @@ from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, format_path, read_file, resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
-from iree_gauntlet.targets import ARCHITECTURES, FAMILIES, Target, parse_target
+from iree_gauntlet.targets import ARCHITECTURES, FAMILIES, VECTOR_LENGTHS, Target, parse_target
 from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
@@ -347,7 +347,10 @@ def _require_known_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) 
     config_families = {config.target.family for config in _list_configs(specs)} if families else ()
     for name in families:
         if name not in config_families:
-            hint = f"Known: {', '.join((*FAMILIES, *ARCHITECTURES))}, or a chip such as gfx942 or sm_80."
+            known = f"Known: {', '.join((*FAMILIES, *ARCHITECTURES))}, or a chip such as gfx942 or sm_80"
+            hint = f"{known}; a name in [targets] of gauntlet.toml begins with an architecture: arm64-{name}."
+            if "@" in name:
+                hint = f"The length of vectors, after the @, is {', '.join(map(str, VECTOR_LENGTHS))}: arm64-sve@256."
             known_names = (*FAMILIES, *ARCHITECTURES, *config_families)
             raise UsageError(f"unknown target {name!r}", suggest_each("target", name, known_names) or hint)
 
@@ -469,6 +472,10 @@ def _define_targets(targets: Sequence[Target]) -> Sequence[Target]:
             )
             message = f"target {target.name}: nothing defines {target.processor_name!r}"
             raise UsageError(f"{message}{did_you_mean(target.processor_name, known)}", hint)
+        if target.vector_bits and target.vector_bits not in target.vector_lengths:
+            lengths = ", ".join(map(str, target.vector_lengths)) or "none, as its runner has no place for one"
+            message = f"target {target.name}: {target.processor_name} has no vectors of {target.vector_bits} bits"
+            raise UsageError(message, f"Its lengths: {lengths}.")
     return targets
 
 

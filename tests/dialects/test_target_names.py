@@ -14,8 +14,10 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.engine.operator_suites import make_run_job
+from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.experiments.matrix import _combine
+from iree_gauntlet.requests import Defaults, SelectionRequest, parse_request
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command
 from iree_gauntlet.targets import Target, parse_target, split_vector_bits
@@ -264,8 +266,22 @@ def test_several_targets_of_a_matrix_need_no_irees() -> None:
     assert _combine(("3.12.0",), (), ("arm64", "cpu")) == ("3.12.0",)
 
 
-def test_a_target_that_nobody_defines_is_refused(project: Project) -> None:
-    done = project.gauntlet("run", "--target", "arm64-grace")
-    assert done.code == 2
-    assert "target cpu-aarch64-grace: nothing defines 'aarch64-grace'" in done.text
-    assert "Define it as [targets.aarch64-grace] in gauntlet.toml" in done.text
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("arm64-grace", ("nothing defines 'aarch64-grace'", "[targets.aarch64-grace] in gauntlet.toml")),
+        ("mycpu", ("unknown target 'mycpu'", "begins with an architecture: arm64-mycpu")),
+        ("arm64-sve@300", ("unknown target 'arm64-sve@300'", "is 128, 256, 512, 1024, 2048")),
+        ("arm64-sve@", ("unknown target 'arm64-sve@'", "is 128, 256, 512, 1024, 2048")),
+        ("arm64@256", ("aarch64 has no vectors of 256 bits", "none, as its runner has no place for one")),
+        ("riscv64@2048", ("riscv64 has no vectors of 2048 bits", "Its lengths: 128, 256, 512, 1024.")),
+    ],
+)
+def test_a_target_that_does_not_exist_is_refused(
+    name: str, texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_tree(tmp_path, {NAME: REGRESSION}))
+    with pytest.raises(UsageError) as raised:
+        select(parse_request(SelectionRequest, {"target": [name], "spec_dir": ["."]}), Defaults())
+    for text in texts:
+        assert text in f"{raised.value.message}. {raised.value.hint}"
