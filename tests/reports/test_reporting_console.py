@@ -81,6 +81,22 @@ def test_what_is_worse_than_a_baseline_is_no_golden_to_update(tmp_path: Path) ->
     assert said == [False, True]
 
 
+def test_models_that_no_length_of_vectors_judged_do_not_agree(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    ends = {"det": ("passed", {}), "rec": ("error", {}), "cls": ("error", {"failure": "crashes"})}
+    steps = [
+        (builder.step("ocr", submodel, "threshold", target=f"cpu-aarch64-sve-{bits}"), verdict, changes)
+        for submodel, (verdict, changes) in ends.items()
+        for bits in (128, 256)
+    ]
+    builder.begin()
+    for step, verdict, changes in steps:
+        builder.result(step, verdict, **changes)
+    builder.end(3)
+    text = printed(builder, tmp_path, io.StringIO())
+    assert "2 of 2 models have the same verdict with each length; 1 could not be judged" in text, text
+
+
 def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     builder = JournalBuilder()
     fetch, compile_ = (builder.step("ocr", "det", stage) for stage in ("fetch", "compile"))
