@@ -226,7 +226,7 @@ def _find_removable(name: str, store: ToolchainLocations) -> tuple[Path, str, in
             return path, path.name, _measure_folder(path)
     all_environments = environments.all()
     folder_names = {name, environments.make_path(name).name}
-    if name[:1].isdigit():
+    if name[:1].isdigit() and not any(path.name in folder_names for path, *_ in all_environments):
         folder_names.add(environments.make_path(str(parse_choice(name, "toolchain.remove").version)).name)
     for path, environment, _ in all_environments:
         if path.name in folder_names:
@@ -251,7 +251,7 @@ def _make_title(environment: Environment) -> str:
     return (
         environment.label
         if environment.label in (environment.compiler, environment.runtime)
-        else f"{environment.label} ({environment.compiler or '-'})"
+        else f"{environment.label} ({environment.compiler or 'the runtime only'})"
     )
 
 

@@ -5,14 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.toolchains import installed
+from iree_gauntlet.toolchains.environments import SEAL, Recipe, make_environment_tag, seal
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import Sources
 from tests.support.command_line import run_in_process
 from tests.support.iree_wheels import write_release_wheels
 from tests.support.permissions import enforce_permissions, mount_read_only, with_mount_rights
@@ -197,6 +199,18 @@ def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project
         found = run_in_process(("doctor",), project.folder, environ)
     assert "cannot be written: its contents are used, but nothing is added" in found.out
     assert "missing or broken: runs" in found.out
+
+
+def test_the_runtime_of_another_platform_is_removed_by_the_name_in_the_list(project: Project) -> None:
+    label = "3.12.0-manylinux_2_28_aarch64"
+    path = project.folder / "cache" / "toolchains" / "envs" / f"{label}-{make_environment_tag()}"
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "python").touch(0o755)
+    recipe = Recipe(label, (), Sources(), compiler="", runtime="3.12.0", asked="")
+    seal(path, SEAL, {**asdict(recipe), "installer": "uv"})
+    assert f"{label} (the runtime only)" in project.gauntlet("toolchain.list").out
+    done = project.gauntlet("toolchain.remove", label)
+    assert (done.code, path.exists()) == (0, False), done.text
 
 
 def test_what_is_in_use_is_not_removed(project: Project) -> None:
