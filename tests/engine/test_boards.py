@@ -308,11 +308,15 @@ def test_a_program_that_cannot_start_there_says_why(
 def test_who_is_not_let_in_is_told_what_to_do(board: LoopbackBoard, supervisor: Supervisor, tmp_path: Path) -> None:
     tool = write_program(tmp_path, "exit 0")
     (tmp_path / "empty").touch()
-    changes = {
-        "UserKnownHostsFile": (f"UserKnownHostsFile={tmp_path}/empty", "the host key of .* is not known"),
-        "user": (str(board.folder / "host"), "does not let this user in"),
-    }
-    for part, (word, message) in changes.items():
+    name, kind, _ = (board.folder / "known").read_text().split(maxsplit=2)
+    other_key = (board.folder / "user.pub").read_text().split()[1]
+    (tmp_path / "changed").write_text(f"# Boards\n{name} {kind} {other_key}\n")
+    changes = [
+        ("UserKnownHostsFile", f"UserKnownHostsFile={tmp_path}/empty", "the host key of .* is not known here"),
+        ("UserKnownHostsFile", f"UserKnownHostsFile={tmp_path}/changed", f"has changed: .* in {tmp_path}/changed:2"),
+        ("user", str(board.folder / "host"), "does not let this user in"),
+    ]
+    for part, word, message in changes:
         words = tuple(
             word if text.startswith(part) or text == str(board.folder / part) else text for text in board.words
         )
@@ -321,6 +325,7 @@ def test_who_is_not_let_in_is_told_what_to_do(board: LoopbackBoard, supervisor: 
                 Command((tool,), str(tmp_path), runner=words), stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=60
             )
         assert "ssh -F /dev/null" in error.value.hint
+        assert (f"ssh-keygen -f '{tmp_path}/changed' -R '{name}'" in error.value.hint) == word.endswith("changed")
     with pytest.raises(BoardError, match="ssh cannot be started"):
         Board((str(tmp_path / "ssh"), "host")).connect()
 

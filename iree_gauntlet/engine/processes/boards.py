@@ -80,11 +80,16 @@ _FACTS = re.compile(r"folder (.+)\nsystem (.+)\nfree (\d+)\n((?:missing .+\n)*)"
 _STATUS = re.compile(r"code (\d+)\nbegan ([\d.]+)\nended ([\d.]+)\n")
 _NOT_STARTED = (126, 127)
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries|version .\S+' not found")
-# What ssh prints if it cannot connect, with the message and the next step for it.
+# What ssh prints if it cannot connect, with the message and the next step for it, which may name groups of the pattern.
 _CONNECT_ERRORS = (
     (
-        r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|host key is known",
-        "the host key of {host} is not known here, or is another one than before",
+        r"Offending \S+ key in (?P<file>.+):(?P<number>\d+)\n(?:.*\n)*Host key for (?P<name>\S+) has changed",
+        "the host key of {host} has changed: it is not the one in {file}:{number}",
+        "find out why; if the change is right: ssh-keygen -f '{file}' -R '{name}', then connect once by hand: {ssh}",
+    ),
+    (
+        r"Host key verification failed|host key is known",
+        "the host key of {host} is not known here",
         "connect once by hand and compare the fingerprint: {ssh}",
     ),
     (
@@ -194,6 +199,11 @@ class Board:
     def host(self) -> str:
         """The host as ssh knows it."""
         return self._words[-1]
+
+    @property
+    def _ssh(self) -> str:
+        """The command that tries the connection by hand."""
+        return shlex.join((*self._words, "true"))
 
     def connect(self) -> BoardFacts:
         """Connect to the board unless there is a connection, and return its facts.
@@ -364,13 +374,15 @@ class Board:
 
     def _explain_refusal(self, lines: Sequence[str]) -> BoardError:
         """Return the error for a connection that could not be made, from what ssh printed."""
-        ssh, line = shlex.join((*self._words, "true")), lines[-1] if lines else "ssh was ended"
+        words = {"host": self.host, "ssh": self._ssh, "line": lines[-1] if lines else "ssh was ended"}
         text = "\n".join(lines)
-        message, hint = next(
-            (texts for pattern, *texts in _CONNECT_ERRORS if re.search(pattern, text)),
-            ("{host} cannot be reached: {line}", "is it on? try by hand: {ssh}"),
-        )
-        return _ConnectionError(message.format(host=self.host, line=line), hint.format(ssh=ssh))
+        message, hint = "{host} cannot be reached: {line}", "is it on? try by hand: {ssh}"
+        for pattern, *texts in _CONNECT_ERRORS:
+            if match := re.search(pattern, text):
+                message, hint = texts
+                words |= match.groupdict()
+                break
+        return _ConnectionError(message.format_map(words), hint.format_map(words))
 
     def _make_break_error(self, line: str = "") -> _ConnectionError:
         self._facts = None
