@@ -268,6 +268,7 @@ def test_two_programs_wait_for_each_other(board: LoopbackBoard, tmp_path: Path) 
         threads[1].join()
     assert [outcome.exit_code for outcome in outcomes] == [0, 0]
     assert f"process {os.getpid()} on" in messages[0]
+    assert messages[-1] == "", "what is displayed says that the wait is over"
 
 
 def test_what_hangs_is_ended_by_the_next_if_its_guard_was_killed(

@@ -179,7 +179,7 @@ class Board:
 
     Args:
         words: `ssh`, its options and the host.
-        on_wait: called with a line that names the holder, if the board's lock is not free.
+        on_wait: called with a line that names the holder, if the board's lock is not free; with "" after the wait.
     """
 
     def __init__(self, words: Sequence[str], on_wait: Callable[[str], object] = str) -> None:
@@ -457,12 +457,14 @@ class Board:
                     return missing
                 if key == "missing":
                     missing.append(value)
-                elif key == "waiting" and value != holder:
-                    holder = value
-                    self._on_wait(f"for {self.host}: {holder or 'another run'} uses it")
+                elif key == "waiting" and (value or "another run") != holder:
+                    holder = value or "another run"
+                    self._on_wait(f"for {self.host}: {holder} uses it")
         finally:
             timer.cancel()
             self._calls.discard(guard)
+            if holder:
+                self._on_wait("")
         if holder and time.monotonic() - start >= _LOCK_SECONDS:
             raise BoardError(
                 f"no access to {self.host} within {_LOCK_SECONDS:g} s: {holder} uses it", "wait for that run"

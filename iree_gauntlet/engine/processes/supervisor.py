@@ -135,7 +135,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
         locks: returns descriptors of the locks that the calling thread holds. A process that the thread starts holds
             these locks too, so they stay locked until the process is gone, even if the toolkit dies.
-        on_wait: called with a line that names the holder, if a process waits for a board.
+        on_wait: called with a line that names the holder, if a process waits for a board; with "" after the wait.
     """
 
     grace: float = _GRACE_SECONDS
