@@ -50,9 +50,9 @@ def collect_board_garbage(request: CollectRequest) -> ExitCode:
     limits, delete = CacheLimits.of(request), request.delete
     with closing(_open_board(request.board)) as device:
         plan = plan_collection(_list_items(device), limits, time.time(), lambda _: False)
-        _print_items(plan.removable_items)
         if delete and plan.removable_items:
             device.remove([item.path for item in plan.removable_items])
+        _print_items(plan.removable_items)
         size = format_bytes(sum(item.bytes for item in plan.removable_items))
         count = pluralize(len(plan.removable_items), "file")
         sys.stdout.write(f"{'deleted' if delete else 'would go'}: {count}, {size} on {device.host}\n")

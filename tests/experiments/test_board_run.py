@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 from dataclasses import replace
@@ -54,6 +55,11 @@ def test_a_model_is_checked_and_timed_on_a_board(board: LoopbackBoard, project: 
     assert "2 files, " in listed.out
     assert project.gauntlet("cache.gc", "--board", words, "--older-than", "1d", "--delete").code == 0
     assert len(board.cached_names) > 4
+    with (board.cache / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        busy = project.gauntlet("cache.gc", "--board", words, "--max-size", "0MB", "--delete")
+    assert (busy.code, busy.out) == (3, ""), "nothing looks like a deletion"
+    assert "is in use: its cache stays as it is" in busy.err
     emptied = project.gauntlet("cache.gc", "--board", words, "--max-size", "0MB", "--delete")
     assert "deleted: " in emptied.out
     assert not board.cached_names
