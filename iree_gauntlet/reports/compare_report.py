@@ -481,7 +481,9 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
         process = f"{rounds.repetitions} repetitions of {rounds.min_time:g} s per process"
     cpu_text = f"on CPU {format_cpus(rounds.cpus)}" if rounds.cpus else "on all CPUs"
     if rounds.choose:
-        cpu_text = "on the CPUs where A against itself is steadiest"
+        # On a board, all models run in this way.
+        is_own = record.verdicts and not any(verdict.cpus for verdict in record.verdicts.values())
+        cpu_text = "on the CPUs of the specs" if is_own else "on the CPUs where A against itself is steadiest"
     analysis_points = ", ".join(map(str, rules.looks))
     allowance = f"not slower: below +{100 * rules.allow:g} %; "
     works = [verdict.work for verdict in record.verdicts.values() if verdict.work]

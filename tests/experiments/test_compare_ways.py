@@ -72,6 +72,8 @@ def test_what_is_as_steady_on_all_cpus_is_measured_there(project: Project, tmp_p
     model = _model(project)
     assert model["cpus"] == []
     assert "own_way" not in model, "that is how it was measured"
+    # As on a board, where CPUs are not chosen.
+    assert "on the CPUs of the specs" in done.out
 
 
 def test_a_difference_on_all_cpus_alone_contradicts(project: Project, tmp_path: Path) -> None:
