@@ -76,7 +76,11 @@ class TargetRuntime:
         if stage is Stage.COUNT and self.runner:
             return f"instructions are counted of this machine's programs, but {self.name} runs {target.name}"
         if stage is Stage.BENCHMARK and self.is_emulated:
-            return f"no time: {self.name} emulates {target.name}, and its times say nothing about the processor"
+            board, rest = split_board(self.runner)
+            name = f"{Path(rest[0]).name} on {board[-1]}" if board and rest else self.name
+            reason = f"no time: {name} emulates {target.name}, and its times say nothing about the processor"
+            is_own = target.processor is not None and not target.processor.is_ready_made
+            return f"{reason}; if they do: has_times = true in [targets.{target.processor_name}]" if is_own else reason
         return ""
 
 

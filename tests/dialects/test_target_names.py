@@ -112,6 +112,14 @@ def test_an_emulator_runs_the_tools_and_gives_no_times(tmp_path: Path) -> None:
     assert not emulated.obstacles
 
 
+def test_who_has_a_runner_on_a_board_learns_how_its_times_count() -> None:
+    definition = replace(CPU.kind.architectures["x86_64"], is_ready_made=False)
+    runtime = TargetRuntime(runner=("ssh", "box", "nice", "-n", "5"), is_emulated=True)
+    reason = runtime.explain_no_call(Stage.BENCHMARK, Target("cpu", "x86_64-box", definition=definition))
+    assert reason.startswith("no time: nice on box emulates cpu-x86_64-box")
+    assert reason.endswith("if they do: has_times = true in [targets.x86_64-box]")
+
+
 def test_a_runner_with_a_real_processor_is_timed(tmp_path: Path) -> None:
     step = find_step(_plan(tmp_path, BOARD), "m/s@cpu-aarch64:benchmark")
     assert not step.skip

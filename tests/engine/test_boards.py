@@ -300,6 +300,10 @@ def test_a_program_that_cannot_start_there_says_why(
     tool.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xf3\x00")
     with pytest.raises(BoardError, match=r"tool is for riscv64, but .* is Linux"):
         run_on(board, supervisor, tmp_path, str(tool))
+    command = Command((str(tool),), str(tmp_path), runner=(*board.words, "no-such-qemu"))
+    with pytest.raises(BoardError, match=r"no-such-qemu, the runner on .* is not there") as error:
+        supervisor.run(command, stdout=tmp_path / "out", stderr=tmp_path / "err", timeout=LIMIT_SECONDS)
+    assert "`runner`" in error.value.hint
     # A runner of the board is its own business.
     command = Command((str(tool),), str(tmp_path), runner=(*board.words, "echo"))
     supervisor.run(command, stdout=tmp_path / "out", stderr=tmp_path / "err", timeout=LIMIT_SECONDS)
@@ -327,6 +331,8 @@ def test_who_is_not_let_in_is_told_what_to_do(board: LoopbackBoard, supervisor: 
             )
         assert "ssh -F /dev/null" in error.value.hint
         assert (f"ssh-keygen -f '{tmp_path}/changed' -R '{name}'" in error.value.hint) == word.endswith("changed")
+    with pytest.raises(BoardError, match="ssh does not take these options: Can't open user config file /nope"):
+        Board(("ssh", "-F", "/nope", "host")).connect()
     with pytest.raises(BoardError, match="ssh cannot be started"):
         Board((str(tmp_path / "ssh"), "host")).connect()
 

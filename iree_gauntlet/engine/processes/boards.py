@@ -97,6 +97,11 @@ _CONNECT_ERRORS = (
         "{host} does not let this user in: {line}",
         "nobody can type a password here: add a key (ssh-copy-id), or start ssh-agent, until this works: {ssh}",
     ),
+    (
+        r"(?P<line>Can't open user config file.*|.*Bad configuration option.*|unknown option.*)",
+        "ssh does not take these options: {line}",
+        "correct the words of `runner` until this works: {ssh}",
+    ),
     (r"Could not resolve hostname", "{host} is no known host: {line}", "correct the name, or name it in ~/.ssh/config"),
 )
 _NO_SPACE_TEXT = "No space left on device"
@@ -369,7 +374,10 @@ class Board:
             return self._explain_refusal(lines) if connects else self._make_break_error(line)
         if code == _NO_SPACE or any(_NO_SPACE_TEXT in text for text in lines):
             return self._make_space_error()
-        message, hint = _CALL_ERRORS.get(code, ("{host} cannot be used: {line}", ""))
+        message, hint = _CALL_ERRORS.get(
+            code,
+            ("{host} cannot be used: {line}", f"~/.cache must be writable there; see what this prints: {self._ssh}"),
+        )
         return BoardError(message.format(host=self.host, line=line or f"exit code {code}"), hint)
 
     def _explain_refusal(self, lines: Sequence[str]) -> BoardError:
@@ -501,10 +509,17 @@ class Board:
                 f"the command on {self.host} was ended from outside: its end is not recorded",
                 "see the board's own log for a lack of memory or space (dmesg), then do this step again with --resume",
             )
-        code, seconds = int(status[1]), float(status[3]) - float(status[2])
+        code, seconds, runner = int(status[1]), float(status[3]) - float(status[2]), call.argv[0]
         line = next((line for line in tail if _MISSING_LIBRARY.search(line)), "")
         if code in _NOT_STARTED or (code and line):
             text = line or next(iter(tail), f"exit code {code}")
+            if call.program not in runner and re.search(
+                rf"{re.escape(runner)}\W*(?:command )?(?:not found|No such file)", text
+            ):
+                raise BoardError(
+                    f"{runner}, the runner on {self.host}, is not there: {text}",
+                    "install it there, or correct the words after the host in `runner`",
+                )
             raise BoardError(
                 f"{Path(call.program).name} cannot be run on {self.host}: {text}",
                 "its interpreter and libraries must be there (glibc, libstdc++), on a file system without noexec",
