@@ -442,16 +442,24 @@ def _show_quarantined(outcome: RunOutcome, folder: Path | None) -> Iterator[Bloc
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
-    """Show the goldens that were not applied in steps that did not fail."""
-    steps = [step for step in outcome.steps if not step.verdict.is_bad]
-    if lines := [f"{origin}: {text}" for step in steps for origin, text in details.list_unapplied(step)]:
+    """Show the goldens that were not applied."""
+    if lines := [f"{origin}: {text}" for step in outcome.steps for origin, text in details.list_unapplied(step)]:
         yield Heading("Goldens that were not applied")
         yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
-        # Without a figure, another release is not the reason.
-        checks = ((check, step) for step in steps for check in step.checks if check.measured is not None)
-        if any(check.metric in {golden.metric for golden in step.unapplied_goldens} for check, step in checks):
-            command = Name("gauntlet golden.update --to-release")
-            yield Paragraph(("to move those of another release to this one: ", command))
+        # Without a figure, neither another release nor another target is the reason.
+        checks = ((check, step) for step in outcome.steps for check in step.checks if check.measured is not None)
+        goldens = [
+            (golden, step)
+            for check, step in checks
+            for golden in step.unapplied_goldens
+            if golden.metric == check.metric
+        ]
+        if any(golden in step.goldens for golden, step in goldens):
+            yield Paragraph(
+                ("to move those of another release to this one: ", Name("gauntlet golden.update --to-release"))
+            )
+        if any(golden in step.idle_goldens for golden, step in goldens):
+            yield Paragraph(("to set goldens for this target: ", Name("gauntlet golden.set")))
 
 
 def _describe_changed(previous: PreviousRun | None) -> Iterator[Block]:

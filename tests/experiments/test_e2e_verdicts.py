@@ -113,7 +113,13 @@ def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
     assert done.code == 0, done.text
     assert "1 case: 1 passed; 3 goldens not applied" in done.out
     assert f"{spec}: golden_dispatch.gpu: not applied: dispatches: 1, not checked; no golden dispatch count" in done.out
+    assert "to set goldens for this target: gauntlet golden.set" in done.out
+    assert "--to-release" not in done.out
     assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 4
+    project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"gpu": 100})
+    failed = project.gauntlet("run", "--stages", "compstat")
+    assert "1 case: 1 failed; 1 golden not applied" in failed.out
+    assert f"{spec}: golden_size.gpu: not applied: size" in failed.out
     project.benchmark(golden_dispatch={"gpu": 0, "cpu": 1})
     assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
 
