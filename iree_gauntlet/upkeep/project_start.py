@@ -25,7 +25,6 @@ from iree_gauntlet import __version__, messages
 from iree_gauntlet.artifacts.publishing import replace_artifact
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
-from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, find_error_path
 from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest, ToolchainRequest
@@ -123,13 +122,12 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         _require_absent(() if request.again else targets)
         data_path = Path(request.data) if request.data else program.examples
         data = read_data(data_path, program) if data_path else InputData((), (), ())
-        runs_here = not request.no_record and (not program.is_onnx or bool(onnxruntime_version()))
         notes = [*_list_program_notes(program, request), *data.notes]
-        if runs_here and data.outputs:
+        if data.outputs and not request.no_record:
             notes += _check_outputs(program, data.inputs, data.outputs, sources)
         sets = [data.inputs] if data_path else list(generate_input_sets(program))
         keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
-        inputs = _choose_inputs(program, sets, sources if runs_here and not keeps_inputs else None)
+        inputs = _choose_inputs(program, sets, None if request.no_record or keeps_inputs else sources)
         # A program in MLIR that IREE compiles or runs in no way is what a reproducer may be about.
         is_unchecked = not program.is_onnx and inputs.runs is False
         description = _DATA_NOTE if data.inputs else _NOISE_NOTE
@@ -144,7 +142,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         if not messages.is_quiet():
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
             sys.stdout.write(f"{_explain_inputs(program, inputs)}{workflow_note}\n")
-        if runs_here and not data.outputs and not is_unchecked:
+        if not (request.no_record or data.outputs or is_unchecked):
             with contextlib.chdir(folder):
                 selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
                 code = record(RunRequest(selection=selection), request, inputs.result)
@@ -153,7 +151,8 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         elif request.edges:
             _add_edges(program, inputs, sources, folder, request)
     if not messages.is_quiet():
-        _say_how_to_go_on(program, folder, needs_outputs=not (runs_here or data.outputs), is_kept=code is ExitCode.OK)
+        needs_outputs = request.no_record and not data.outputs
+        _say_how_to_go_on(program, folder, needs_outputs=needs_outputs, is_kept=code is ExitCode.OK)
     return _set_goldens(folder, program.name) if request.goldens and code is ExitCode.OK else code
 
 
@@ -171,9 +170,7 @@ def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool
     """Print the next commands; if nothing is kept, the ways to have expected outputs."""
     recording = f"gauntlet golden.record --model {program.name}"
     if is_kept:
-        missing = "" if onnxruntime_version() or not program.is_onnx else " (pip install 'iree-gauntlet[record]')"
-        tool = ", by onnxruntime" if program.is_onnx else ""
-        _say_next_steps(folder, [(recording, f"expected outputs{tool}{missing}")] if needs_outputs else [])
+        _say_next_steps(folder, [(recording, "expected outputs")] if needs_outputs else [])
     else:
         sys.stdout.write(
             "nothing is kept: there are no outputs to expect. Give sizes (--shape NAME=SIZES) or inputs (--data "

@@ -11,7 +11,6 @@ IREE itself, compiled or built another way, is the last row: it is no reference,
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import shutil
@@ -609,10 +608,8 @@ _REFERENCES = (
     ReferenceRow(
         "onnxruntime and onnx's evaluator",
         lambda program: program.is_onnx or bool(program.restored),
-        lambda program, sources: (
-            OnnxReference(sources.workers, program.restored or program.path, bool(program.restored))
-            if importlib.util.find_spec("onnxruntime")
-            else "onnxruntime is not installed: pip install 'iree-gauntlet[record]'"
+        lambda program, sources: OnnxReference(
+            sources.workers, program.restored or program.path, bool(program.restored)
         ),
     ),
     ReferenceRow("LiteRT", lambda program: program.tflite is not None, _make_tflite),

@@ -109,6 +109,16 @@ def test_a_project_of_ones_own_onnx_file_is_green_at_once(empty: Path) -> None:
     assert ran.code == 0, ran.text
 
 
+def test_without_onnxruntime_onnxs_evaluator_records(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (empty / "path").mkdir()
+    (empty / "path" / "onnxruntime.py").write_text("raise ModuleNotFoundError")
+    monkeypatch.setenv("PYTHONPATH", str(empty / "path"))
+    done = gauntlet(empty, "init", "mine", "--program", str(network(empty, floats("batch", 4))))
+    assert done.code == 0, done.text
+    assert f"  as onnx {onnx.__version__} computes them\n  note: no onnxruntime in " in done.out
+    assert (empty / "mine/specs/regression_tests/My_Net-2/model_cpu/output_0.npy").is_file()
+
+
 @pytest.mark.iree
 def test_a_device_that_no_runtime_knows_is_no_failure_of_the_product(empty: Path) -> None:
     gauntlet(empty, "init")
