@@ -60,6 +60,13 @@ _ELEMENT_TYPES = {
 }
 _ONNX_SUFFIX = ".onnx"
 _ONNX_HINT = "It may be damaged: `python -c 'import onnx; onnx.load(…)'` reports details."
+# What a file with such a name should be, where it is neither that nor ONNX.
+_EXPECTED_KINDS = {
+    ".tflite": "a TFLite model: its identifier TFL3 is missing",
+    ".mlirbc": "MLIR as bytecode: it does not begin with ML\\xefR",
+    ".pt2": "an exported program of PyTorch: it is no zip archive",
+}
+_COPY_HINT = "Copy or download it again."
 _READER_SECONDS = 60.0
 _IMPORT_SECONDS = 600.0
 _MAX_NAMES = 12
@@ -89,10 +96,10 @@ def read_onnx(
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     # Protobuf raises different exceptions in different versions.
     except Exception as error:
-        raise UsageError(f"--program {path} is not an ONNX file, or damaged", _ONNX_HINT) from error
+        raise _refuse_as_onnx(path, "damaged") from error
     graph = model.graph
     if not graph.output:
-        raise UsageError(f"--program {path} is not an ONNX file, or an empty one: it has no outputs", _ONNX_HINT)
+        raise _refuse_as_onnx(path, "an empty one: it has no outputs")
     data = tuple(path.parent / name for name in list_data_files(path))
     if missing_files := [item for item in data if not item.is_file()]:
         message = f"--program {path} keeps weights in {missing_files[0].name}, which does not exist"
@@ -119,6 +126,13 @@ def read_onnx(
         data=data,
         model=model,
     )
+
+
+def _refuse_as_onnx(path: Path, text: str) -> UsageError:
+    """Return the error for a file that is neither ONNX nor what its name says."""
+    if kind := _EXPECTED_KINDS.get(path.suffix.lower()):
+        return UsageError(f"--program {path} is not {kind}", _COPY_HINT)
+    return UsageError(f"--program {path} is not an ONNX file, or {text}", _ONNX_HINT)
 
 
 def _read_onnx_input(path: Path, value: Any, get_name: Any, given_shape: tuple[int, ...] | None) -> ProgramInput:
@@ -294,6 +308,8 @@ def _explain_refusal(path: Path) -> str:
     """Return what to do if the parser refuses a file."""
     with path.open("rb") as file:
         version = _STABLEHLO_VERSION.search(file.read(64))
+    if path.suffix.lower() == _TFLITE_SUFFIX:
+        return f"Nor is it {_EXPECTED_KINDS[_TFLITE_SUFFIX]}. {_COPY_HINT}"
     if version:
         return f"It is of StableHLO {version[1].decode()}; if this IREE reads only older ones, export for one of them."
     return "It must be MLIR of IREE's dialects, as text or bytecode; `iree-opt FILE` reports details."

@@ -172,6 +172,10 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "text.onnx"), "--program text.onnx is not an ONNX file, or damaged"),
         (("--program", "text.mlir"), "--program text.mlir: IREE's parser does not take it as MLIR: line 1, column 1: "),
         (("--program", "net.tflite"), "--program net.tflite: the file is damaged"),
+        (
+            ("--program", "other.tflite"),
+            "other.tflite is not a TFLite model: its identifier TFL3 is missing\n  Copy or d",
+        ),
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
@@ -182,12 +186,13 @@ def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: 
     (empty / "text.onnx").write_text("no protobuf at all: \x7f")
     (empty / "text.mlir").write_text("import numpy")
     (empty / "net.tflite").write_bytes(b"\x1c\0\0\0TFL3")
+    (empty / "other.tflite").write_bytes(b"\x1c\0\0\0ORTM" + bytes(2000))
     done = gauntlet(empty, "init", *words)
     assert done.code == 2, done.text
     assert message in done.err
     # The cache may know the flags of IREE's tools.
     assert sorted(path.name for path in empty.iterdir() if path.name != "cache") == [
-        *("net.tflite", "text.mlir", "text.onnx")
+        *("net.tflite", "other.tflite", "text.mlir", "text.onnx")
     ]
 
 
