@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.stages import Stage
-from iree_gauntlet.workers.iree_side.import_tflite import _make_generic
+from iree_gauntlet.workers.iree_side.import_tflite import _make_generic, main
 from tests.support.command_line import CommandResult, run_in_process
 from tests.support.spec_trees import CPU, find_step, load, plan, write_tree
 
@@ -82,7 +82,7 @@ def test_custom_operators_are_named_and_damage_is_refused(tmp_path: Path) -> Non
     (position,) = struct.unpack_from("<I", model)
     files = {
         "custom.bin": (model, "it has custom operators, which only the programs of their makers know: Convolution2DTr"),
-        "short": (model[:12], "the file is damaged: "),
+        "short": (model[:12], "the file is damaged: it ends after 12 bytes, and at least "),
         # The table's own table lies before the file.
         "wild": (model[:position] + b"\xff\xff\xff\x7f" + model[position + 4 :], "the file is damaged: a negative off"),
     }
@@ -92,6 +92,13 @@ def test_custom_operators_are_named_and_damage_is_refused(tmp_path: Path) -> Non
         assert done.code == 2, done.text
         assert f"--program {name}: {message}" in done.err
     assert not (tmp_path / "p").exists()
+
+
+def test_a_text_of_a_spec_is_no_tflite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.tflite").write_text("module {}")
+    assert main(["", str(tmp_path / "net.tflite"), "-o", str(tmp_path / "out.mlir")]) == 2
+    message = "import: net.tflite: it is no TFLite model: its identifier TFL3 is missing\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_spec_of_tflite_is_imported_by_a_step(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ _INSTALL_HINT = "pip install 'iree-gauntlet[tflite]'"
 _EXIT_USAGE = 2
 _MAX_REASON = 400
 _MAX_NAMES = 6
+_IDENTIFIER = b"TFL3"
 # Of TFLite's schema: the numbers of fields, and the code of operators that are not TFLite's own.
 _OPERATOR_CODES, _GRAPHS = 1, 2
 _TENSORS, _INPUTS, _OUTPUTS, _NAME = 0, 1, 2, 3
@@ -82,6 +83,8 @@ class _Table:
     def _read(content: bytes, code: str, position: int) -> int:
         if position < 0:
             raise struct.error("a negative offset")
+        if len(content) < (end := position + struct.calcsize(code)):
+            raise struct.error(f"it ends after {len(content):,} bytes, and at least {end:,} are needed")
         (number,) = struct.unpack_from(code, content, position)
         return int(number)
 
@@ -152,10 +155,12 @@ def _import(model: Path, output: Path) -> str:
         PlanError: the file is damaged, has operators that are not TFLite's own, or cannot be converted.
     """
     content = model.read_bytes()
+    if content[4:8] != _IDENTIFIER:
+        raise PlanError(f"it is no TFLite model: its identifier {_IDENTIFIER.decode()} is missing")
     try:
         operators = list(_list_operators(content))
     except struct.error as error:
-        raise PlanError(f"the file is damaged: {error}") from error
+        raise PlanError(f"the file is damaged: {error}; copy or download it again") from error
     if custom_names := dict.fromkeys(name for code, name in operators if code == _CUSTOM):
         names = ", ".join(list(custom_names)[:_MAX_NAMES])
         raise PlanError(f"it has custom operators, which only the programs of their makers know: {names}")
