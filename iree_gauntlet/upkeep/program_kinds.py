@@ -106,7 +106,7 @@ def read_onnx(
         raise UsageError(message, f"Put it into {path.parent.resolve()}.")
     overrides, get_name = shapes or {}, onnx.TensorProto.DataType.Name
     inputs = tuple(_read_onnx_input(path, value, get_name, overrides.get(value.name)) for value in list_inputs(graph))
-    require_known_inputs(path, overrides, (item.name for item in inputs))
+    require_known_inputs(path.name, overrides, (item.name for item in inputs))
     if function not in ("", graph.name):
         message = f"--function {function}: the function of {path.name} is {graph.name}"
         raise UsageError(message, "An ONNX file has one function: leave the option out.")
@@ -226,7 +226,7 @@ def _parse_mlir(path: Path, request: _Request, sources: ReferenceSources, title:
     names, output_names = request.tensors
     chosen = replace(chosen, inputs=_rename(chosen.inputs, names), outputs=_rename(chosen.outputs, output_names))
     inputs = tuple(_read_mlir_input(title, chosen, value, overrides.get(value.name)) for value in chosen.inputs)
-    require_known_inputs(path, overrides, (item.name for item in inputs))
+    require_known_inputs(request.program, overrides, (item.name for item in inputs))
     if not chosen.outputs:
         raise UsageError(f"{title}: @{chosen.name} returns nothing: there is nothing to check", "")
     if strange := next((value for value in chosen.outputs if not value.dtype), None):
@@ -336,6 +336,7 @@ class ProgramKind:
 class _Request:
     """What a user asks for; `tensors` are the names of all inputs, and of all outputs, by default those in MLIR."""
 
+    program: str
     name: str
     function: str
     shapes: Mapping[str, tuple[int, ...]]
@@ -492,7 +493,7 @@ def read_program(
     Raises:
         UsageError: the file is not there, is of a kind that is not taken, or is damaged.
     """
-    request = _Request(name, function, shapes)
+    request = _Request(path.name, name, function, shapes)
     module, _, function_name = str(path).rpartition(":")
     if module.endswith(_PYTHON_SUFFIX) and function_name and Path(module).is_file():
         return _export(Path(module), request, sources, function=function_name)

@@ -190,11 +190,11 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def require_known_inputs(path: Path, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> None:
+def require_known_inputs(program: str, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> None:
     """Raise UsageError if `--shape` names an input that a program does not have."""
     known = list(names)
     if unknown := shapes.keys() - set(known):
-        message = f"--shape {min(unknown)}=…: {path.name} has no such input"
+        message = f"--shape {min(unknown)}=…: {program} has no such input"
         raise UsageError(message, f"Its inputs: {', '.join(known)}.")
 
 

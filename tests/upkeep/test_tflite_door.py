@@ -145,6 +145,8 @@ def test_litert_computes_what_is_expected(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     pytest.importorskip("tosa_converter_for_tflite")
     (tmp_path / "add.tflite").write_bytes(make_model(_ADD))
+    unknown = gauntlet(tmp_path, "init", "p", "--program", "add.tflite", "--shape", "c=2x3")
+    assert "--shape c=…: add.tflite has no such input\n  Its inputs: a, b." in unknown.err
     done = gauntlet(tmp_path, "init", "p", "--program", "add.tflite")
     assert done.code == 0, done.text
     assert "as litert 2." in done.out
