@@ -137,7 +137,10 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
             if not path.exists():
                 writing.begin(path)
         writing.begin(folder / REGRESSIONS / program.name / SPEC)
-        files = files if is_project else _list_project_files(exclude=(_EXAMPLE,)) | files
+        extra = ",tflite" if program.tflite else ""
+        files = files if is_project else _list_project_files(exclude=(_EXAMPLE,), extra=extra) | files
+        if is_project and extra:
+            notes.append(f"its runs need the extra `tflite`, also in CI: TOOLKIT in {_WORKFLOW} may lack it")
         workflow_note = _write_files(writing, folder, files, overwrite=request.again)
         if not messages.is_quiet():
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
@@ -230,14 +233,20 @@ def _require_absent(paths: Sequence[Path]) -> None:
         raise UsageError(f"there already: {' and '.join(existing)}", hint)
 
 
-def _list_project_files(exclude: Collection[str]) -> dict[Path, bytes | Path]:
-    """List the files of a new project, by relative path, without folders of some names."""
+def _list_project_files(exclude: Collection[str], extra: str = "") -> dict[Path, bytes | Path]:
+    """List the files of a new project, by relative path, without folders of some names.
+
+    Args:
+        exclude: the folders.
+        extra: a comma and the extra that the workflow installs beside `iree`.
+    """
     files: dict[Path, bytes | Path] = {}
     for path in sorted(_TEMPLATE.rglob("*")):
         relative_path = path.relative_to(_TEMPLATE)
         if path.is_file() and not any(name in relative_path.parts for name in exclude):
             files[relative_path.with_name(_DOTFILES.get(relative_path.name, relative_path.name))] = path.read_bytes()
-    files[_WORKFLOW] = (_TEMPLATE / _WORKFLOW).read_bytes().replace(_PACKAGE, f'"{find_toolkit_source()}"'.encode())
+    source = find_toolkit_source().replace("[iree]", f"[iree{extra}]", 1)
+    files[_WORKFLOW] = (_TEMPLATE / _WORKFLOW).read_bytes().replace(_PACKAGE, f'"{source}"'.encode())
     # The schemas let editors complete and check specs.
     return files | {Path(_SCHEMAS, f"{name}.json"): format_schema(name).encode() for name in FORMATS}
 
@@ -303,13 +312,13 @@ def _explain_inputs(program: UserProgram, inputs: InputSet) -> str:
 
 def _explain_workflow(folder: Path) -> str:
     """Format the workflow's requirements: that GitHub can access the toolkit, and finds the workflow."""
-    source = find_toolkit_source()
+    _, _, url = find_toolkit_source().partition(" @ ")
     path = format_path((folder / _WORKFLOW).absolute())
     unknown = (
-        f"\nGitHub does not have what the workflow installs, {source}: name a URL of its repository,\n"
+        f"\nGitHub does not have what the workflow installs, {url}: name a URL of its repository,\n"
         f"or a wheel of it in yours, as TOOLKIT in {path}.\n"
     )
-    return (unknown if " @ file:" in source else "") + _explain_workflow_place(folder)
+    return (unknown if url.startswith("file:") else "") + _explain_workflow_place(folder)
 
 
 def _explain_workflow_place(folder: Path) -> str:

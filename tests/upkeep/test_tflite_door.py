@@ -150,6 +150,7 @@ def test_litert_computes_what_is_expected(tmp_path: Path) -> None:
     done = gauntlet(tmp_path, "init", "p", "--program", "add.tflite")
     assert done.code == 0, done.text
     assert "as litert 2." in done.out
+    assert 'TOOLKIT: "iree-gauntlet[iree,tflite]' in (tmp_path / "p/.github/workflows/gauntlet.yml").read_text()
     model = tmp_path / "p" / "specs" / "regression_tests" / "add"
     spec, provenance = read_json(model / "model_cpu.json"), read_json(model / "model_cpu" / "provenance.json")
     assert spec["mlir"] == "add.tflite"
@@ -163,3 +164,5 @@ def test_litert_computes_what_is_expected(tmp_path: Path) -> None:
     np.save(model / "model_cpu" / "output_0.npy", np.load(model / "model_cpu" / "output_0.npy") * np.float32(1.01))
     wrong = gauntlet(tmp_path / "p", "run", "--stages", "threshold", "--run-dir", "wrong")
     assert wrong.code == 1, wrong.text
+    second = gauntlet(tmp_path, "init", "p", "--program", "add.tflite", "--name", "second", "--no-record")
+    assert "note: its runs need the extra `tflite`, also in CI: TOOLKIT in .github/workflows/" in second.out
