@@ -92,6 +92,8 @@ PROVENANCE_FILE = "provenance.json"
 # The lines that `run_calls.py` prints before a call, and when a benchmark has made all calls once.
 _CURRENT_CALL = re.compile(r"^EXEC @(.*) \(call (\d+)\)$", re.MULTILINE)
 _ALL_CALLS = "all calls were made once\n"
+# The exit code of `run_calls.py` for arguments that it cannot use.
+_UNUSABLE_ARGUMENTS = 2
 # These marks precede a file name: open the file, continue reading it, or read it to its end.
 _FILE_MARKS = ("@", "+", "*")
 _MAX_NAMES = 8
@@ -153,6 +155,8 @@ def judge_process(
     matches = (device_kind for line in lines for device_kind, pattern in _UNKNOWN_CHIP.items() if pattern.search(line))
     if device_kind := next(matches, None):
         failure += _CHIP_ADVICE + device_kind.chip_hint
+    if not error and outcome.exit_code == _UNUSABLE_ARGUMENTS and step.command and split_calls(step.command.argv):
+        error = mistake = failure
     exit_failure = next((kind for kind in _EXIT_FAILURES if kind in step.stage.row.failures), None)
     kind = None if error else FailureKind.CRASHES if outcome.signal else exit_failure
     return Result(

@@ -75,8 +75,6 @@ _CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
 _TYPE_MISMATCH = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A passed model that took longer than this is not run a second time for the error metrics.
 _MAX_RERUN_SECONDS = 120.0
-# The exit code of `run_calls.py` for arguments that it cannot use.
-_UNUSABLE_ARGUMENTS = 2
 
 
 def check_threshold(step: Step, processes: Processes) -> Result:
@@ -253,8 +251,6 @@ def _check_calls(step: Step, calls: Sequence[Sequence[str]], processes: Processe
         return Result(Verdict.ERROR, shorten(message), command=processes.format_command(step), notes=step.notes)
     if len(records) < len(calls) or outcome.exit_code not in (0, 1):
         result = _make_not_run_result(step, outcome, processes)
-        if outcome.exit_code == _UNUSABLE_ARGUMENTS:
-            result = replace(result, verdict=Verdict.ERROR, failure=None)
         notes = (*result.notes, *(f"before that: {complaint}" for complaint in _list_complaints(comparisons)))
         return processes.complete(step, outcome, replace(result, outputs=tuple(comparisons), notes=notes))
     get_limits = parse_tolerances(step.required_command.argv).get_limits

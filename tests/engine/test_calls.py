@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Origin, Verdict
-from iree_gauntlet.engine.judging import name_culprit
+from iree_gauntlet.engine.judging import judge_process, name_culprit
 from iree_gauntlet.engine.processes.processes import Processes
-from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.stages import FailureKind, Stage
@@ -28,7 +28,6 @@ from tests.support.steps import make_step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -156,8 +155,9 @@ def test_passes_end_although_the_timed_calls_are_short_beside_the_others(monkeyp
     ("flag", "words"),
     [
         ("--benchmark_counters_tabular=true", "the program that makes several calls has no such flag"),
-        ("--benchmark_min_time=soon", "could not convert string to float"),
-        ("--benchmark_repetitions=2.5", "invalid literal for int()"),
+        ("--benchmark_min_time=5ms", "--benchmark_min_time=5ms: expected a whole number of"),
+        ("--benchmark_min_warmup_time=5ms", "a minimum time of seconds or passes (0.1s or 100x)"),
+        ("--benchmark_repetitions=2.5", "--benchmark_repetitions=2.5: expected a whole number"),
     ],
 )
 def test_flags_that_a_benchmark_of_calls_does_not_have(
@@ -165,6 +165,16 @@ def test_flags_that_a_benchmark_of_calls_does_not_have(
 ) -> None:
     assert run_calls.main(["run_calls.py", *make_argv(module, (flag, INIT))]) == 2
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("exit_code", "verdict"), [(2, Verdict.ERROR), (1, Verdict.FAILED)])
+def test_a_mistake_in_a_benchmark_of_calls_is_an_error(exit_code: int, verdict: Verdict, tmp_path: Path) -> None:
+    command = Command(("python", "run_calls.py", "--call=init", "--call=step"), str(tmp_path))
+    step = make_step(Stage.BENCHMARK, folder=str(tmp_path), origin=Origin("s.json"), command=command)
+    line = "--benchmark_filter=x: the program that makes several calls has no such flag"
+    result = judge_process(step, Outcome(exit_code), [line], tool="the program")
+    assert (result.verdict, result.is_mistake) == (verdict, exit_code == 2)
+    assert result.reason == f"the program failed with exit code {exit_code}: {line}"
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def _parse_timing(words: Sequence[str]) -> _Timing:
         seconds = 0.0 if count else float(min_time.removesuffix("s"))
         return _Timing(max(1, int(repetitions)), seconds, int(count[1]) if count else 0, float(warm_up_time))
     except ValueError as error:
-        raise UnsupportedError(f"{' '.join(words)}: {error}") from error
+        expected = "a whole number of repetitions; a minimum time of seconds or passes (0.1s or 100x); a warm-up of 0.1"
+        raise UnsupportedError(f"{' '.join(words)}: expected {expected}") from error
 
 
 def _parse_call(words: Sequence[str]) -> _Call:
