@@ -83,13 +83,14 @@ def _list_missing_functions(case: Case) -> Iterator[Problem]:
     """Report called functions that a program of MLIR text does not have; other programs are not searched."""
     program = (case.pipeline_modules or case.modules)[-1].program
     path = Path(get_url_path(program.url))
-    if case.kind is not Kind.QUALITY or path.suffix != ".mlir" or not path.is_file():
+    if case.kind not in (Kind.QUALITY, Kind.BENCHMARK) or path.suffix != ".mlir" or not path.is_file():
         return
     functions = sorted({name.decode() for name in _FUNCTION.findall(path.read_bytes())})
     for call in case.calls:
         if functions and call.function and call.function not in functions:
             message = f"{path.name} has no function {call.function!r}{did_you_mean(call.function, functions)}"
-            field = f"{call.field}function" if call.field else "run_function"
+            field = "function_run" if case.kind is Kind.BENCHMARK else "run_function"
+            field = f"{call.field}function" if call.field else field
             yield make_field_problem(case.origin.file, field, message, f"Functions: {list_first(functions, 8)}.")
 
 

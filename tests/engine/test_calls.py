@@ -84,6 +84,8 @@ def make_argv(module: str, calls: tuple[str, ...]) -> list[str]:
         ((INIT, "--call="), 1, "more than one exported function present"),
         ((INIT, "--call=step --input=1x3xf32=1"), 1, "INVALID_ARGUMENT; input0 shape dimension 1 mismatch"),
         ((INIT, "--call=step --input_from=0.3"), 2, "no earlier call has the input or output 0.3"),
+        ((INIT, f"{IN_PLACE} --changes=0.3"), 2, "--changes=0.3: no earlier call has the output 0.3"),
+        ((INIT, f"{IN_PLACE} --changes=1.0"), 2, "no earlier call has the output 1.0"),
         ((INIT, "--call=step --input_from=zero"), 2, "--input_from=zero: expected the numbers of a call"),
         ((INIT, "--call=step --input=3"), 2, "argument '3'"),
         ((INIT, "--call=step --input=1x2xf32=nan"), 2, "values 'nan' of f32: expected decimal numbers"),

@@ -279,14 +279,18 @@ class _Instance:
         self._values |= {(number, index): self._read(self._views[_name_output(number, index)]) for index in indices}
         return [self._values[number, index] for index in indices]
 
-    def find_changed(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield (call, output) of calls before one with this number that have changed since they were read last."""
+    def find_changed(self, number: int, allowed: Sequence[_Reference]) -> Iterator[tuple[int, int]]:
+        """Yield (call, output) of calls before one that have changed since they were read last, but for the allowed."""
+        earlier = {_name_output(*place) for place in self._values if place[0] < number}
+        if unknown := next((reference for reference in allowed if reference not in earlier), ""):
+            raise UnsupportedError(f"--changes={unknown}: no earlier call has the output {unknown}")
         for (call, index), old_value in self._values.items():
             if call < number:
                 value = self._read(self._views[_name_output(call, index)])
                 if value.contents != old_value.contents:
                     self._values[call, index] = value
-                    yield call, index
+                    if _name_output(call, index) not in allowed:
+                        yield call, index
 
     def _push(self, text: str) -> View:
         value = read_value(text, "")
@@ -389,7 +393,7 @@ def _make_calls(plan: _Plan) -> int:
         print(f"EXEC @{function.name} (call {number})", flush=True)
         instance.make_call(number, function, call.inputs)
         actual = instance.read_outputs(number)
-        changed = [place for place in instance.find_changed(number) if _name_output(*place) not in call.changes]
+        changed = list(instance.find_changed(number, call.changes))
         expected = [read_value(text, "") for text in call.expected]
         verdicts = []
         for index, (value, reference) in enumerate(zip(actual, expected, strict=False)):
