@@ -61,6 +61,7 @@ NOT_RUN = (
     ("docs/how-to/cluster.md", r"^(ssh|dask)|gauntlet (worker t|cluster\.)", "runs until it is ended, or needs that"),
     ("docs/how-to/cluster-*.md", "", "needs other machines, or Slurm"),
     ("docs/how-to/boards.md", "", "needs a board"),
+    ("docs/how-to/arm64.md", "", "needs an emulator"),
     ("docs/how-to/source.md", "", "clones and builds IREE, which takes hours"),
     ("docs/how-to/bench*.md", "", _NEEDS_TORCH),
     ("docs/how-to/micro.md", "", _NEEDS_TORCH),
