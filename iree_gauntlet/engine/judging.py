@@ -175,9 +175,9 @@ def judge_process(
 def _describe_runner_mistake(step: Step, lines: Sequence[str]) -> str:
     """Return why a runner does not run a tool; the text follows the tool's name; empty if its last line is no error."""
     line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    program, _, message = line.partition(": ")
+    program, _, rest = line.partition(": ")
     names = [Path(word).name for word in step.command.runner] if step.command else []
-    is_own = Path(program).name in names and not message.startswith("warning: ")
+    is_own = Path(program).name in names and not rest.startswith("warning: ")
     if not is_own and not (names and _MISSING_LIBRARY in line):
         return ""
     target = parse_target(step.target.partition("+")[0])

@@ -43,18 +43,18 @@ def show_vector_lengths(chains: Iterable[ChainOutcome], title: str = "Numbers by
         (model, _compare(steps), *(_describe(steps[bits]) if bits in steps else None for bits in lengths))
         for model, steps in groups.items()
     ]
-    judged = [steps for steps in groups.values() if any(map(_is_judged, steps.values()))]
+    # A crash says something about the model; an error of its surroundings does not.
+    judged = [
+        steps
+        for steps in groups.values()
+        if any(one.failure or not (one.verdict.is_error or one.verdict is Verdict.SKIPPED) for one in steps.values())
+    ]
     agreeing = sum(len({step.verdict for step in steps.values()}) == 1 for steps in judged)
     yield Heading(title)
     rows.sort(key=lambda row: _ANSWERS.index(str(row[1]).partition(" (")[0]))
     yield Table(columns, tuple(rows), _TERMINAL_ROWS)
     unjudged = f"; {len(groups) - len(judged)} could not be judged" if len(judged) < len(groups) else ""
     yield Paragraph((f"{agreeing} of {len(judged)} models have the same verdict with each length{unjudged}",))
-
-
-def _is_judged(step: StepOutcome) -> bool:
-    """Return whether a step says something about the model, be it a crash; an error of its surroundings does not."""
-    return step.failure is not None or not (step.verdict.is_error or step.verdict is Verdict.SKIPPED)
 
 
 def _compare(steps: dict[int, StepOutcome]) -> str:
