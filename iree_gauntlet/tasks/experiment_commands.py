@@ -166,7 +166,11 @@ def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 
 @gauntlet_task("doctor", ToolchainRequest, FormatRequest)
 def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
-    """Show what is present and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+    """Show what is present and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark.
+
+    Exit code 3 if nothing can run: there is no IREE, or the cache or the folder of runs cannot be written. What a
+    single target, board or package lacks does not change the exit code; --format json has the status of each.
+    """
     from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
 
     return doctor(toolchain, as_json=output.as_json)
