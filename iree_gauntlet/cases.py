@@ -215,6 +215,11 @@ class Program:
         return self.url.split("?")[0].endswith(".tflite")
 
     @property
+    def kind(self) -> str:
+        """Its kind, for people."""
+        return "ONNX" if self.onnx is not None else "TFLite" if self.is_tflite else "MLIR"
+
+    @property
     def is_imported(self) -> bool:
         """True if a step imports it first."""
         return self.onnx is not None or self.is_tflite

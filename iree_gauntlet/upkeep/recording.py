@@ -123,7 +123,9 @@ def find_recording_obstacle(case: Case) -> str:
     elif not is_onnx and (len(case.modules) > 1 or case.pipeline_modules):
         obstacle = "it runs several modules, of which no reference can run one in MLIR"
     elif not is_onnx and any(path.is_file() and read_provenance(path.parent) is None for path in paths):
-        obstacle = "its program is MLIR, and its expected outputs are given: they were not recorded, and stay"
+        obstacle = (
+            f"its program is {program.kind}, and its expected outputs are given: they were not recorded, and stay"
+        )
     return obstacle
 
 
@@ -213,8 +215,10 @@ def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceW
     Raises:
         UsageError, ArtifactError, GauntletError: as in `record_outputs`.
     """
-    if case.modules[-1].program.onnx is None:
-        raise UsageError(f"{case.origin.file}: its program is MLIR", "Only weights of ONNX models are tried.")
+    program = case.modules[-1].program
+    if program.onnx is None:
+        message = f"{case.origin.file}: its program is {program.kind}"
+        raise UsageError(message, "Only weights of ONNX models are tried.")
     tolerances = parse_tolerances(case.run_flags)
     limits = {} if tolerances.exact else _read_allowed_by(tolerances)
     plan = replace(_plan(case, store, workers.folder), tolerances=limits)

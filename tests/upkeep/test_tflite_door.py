@@ -114,6 +114,14 @@ def test_a_spec_of_tflite_is_imported_by_a_step(tmp_path: Path) -> None:
     assert "pip install 'iree-gauntlet[tflite]'" in without.blocked
 
 
+def test_weights_of_tflite_are_not_tried(tmp_path: Path) -> None:
+    spec = {**_SPEC, "mlir": "net.tflite", "outputs": [{"source": "y.npy"}]}
+    write_tree(tmp_path / "specs" / "regression_tests", {"net/model_cpu.json": json.dumps(spec), "net/net.tflite": "x"})
+    done = gauntlet(tmp_path, "golden.sensitivity", "--model", "net")
+    assert done.code == 2, done.text
+    assert "its program is TFLite\n  Only weights of ONNX models are tried." in done.err
+
+
 def test_operations_with_attributes_are_written_in_generic_form() -> None:
     text = (
         '  tosa.variable @"a/b" = dense<0> : tensor<2xi8>\n'
