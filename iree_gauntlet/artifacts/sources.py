@@ -165,7 +165,7 @@ def describe_missing_file(path: Path) -> tuple[str, str]:
     message = f"the file {path} is missing" + (f"; did you mean {matches[0]!r}?" if matches else "")
     if _RECORDED_OUTPUT.match(path.name):
         model = path.parent.parent.name
-        return message, f"`gauntlet golden.record --model {model}` creates it, for a model of ONNX or MLIR."
+        return message, f"`gauntlet golden.record --model {model}` creates it, for a model of ONNX, TFLite or MLIR."
     return message, "Put it there, or fix the path."
 
 

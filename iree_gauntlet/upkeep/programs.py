@@ -181,11 +181,13 @@ class UserProgram:
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Parse sizes by the names of inputs, from `x=1x3x96x320`."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         option_match = _SHAPE_OPTION.match(text)
         if option_match is None:
             raise UsageError(f"--shape {text}: expected an input and its sizes", "Such as --shape x=1x3x96x320.")
+        if option_match[1] in shapes:
+            raise UsageError(f"--shape {option_match[1]}=… is given twice", "Give sizes of an input once.")
         shapes[option_match[1]] = tuple(map(int, option_match[2].split("x")))
     return shapes
 

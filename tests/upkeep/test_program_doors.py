@@ -85,7 +85,7 @@ def test_mlir_gets_a_verdict_that_is_named_agreement(tmp_path: Path) -> None:
     assert read_json(project / "wrong" / "summary.json")["chains"][0]["agrees_with"] == agreement
     # A missing output can be recorded again.
     output.unlink()
-    assert "creates it, for a model of ONNX or MLIR" in gauntlet(project, "lint").text
+    assert "creates it, for a model of ONNX, TFLite or MLIR" in gauntlet(project, "lint").text
     unknown = gauntlet(project, "golden.record", "--model", "a", "--reference-iree", "nonsense")
     assert "error: --reference-iree nonsense: not a known IREE" in unknown.err
 

@@ -226,6 +226,9 @@ def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
         wrong = gauntlet(empty, "init", "third", "--program", str(program), "--shape", shape)
         assert (wrong.code, (empty / "third").exists()) == (2, False), wrong.text
         assert message in wrong.err
+    twice = gauntlet(empty, "init", "third", "--program", str(program), "--shape", "x=2x4x8", "--shape", "x=3x4x8")
+    assert (twice.code, (empty / "third").exists()) == (2, False), twice.text
+    assert "--shape x=… is given twice" in twice.err
 
 
 def test_a_project_gets_another_model(empty: Path) -> None:
