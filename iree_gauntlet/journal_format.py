@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 # Name of an experiment's journal, in its folder.
 JOURNAL = "journal.jsonl"
 OPENING = "opening"
-# Other processes, or other virtual machines of the host, disturb measurements above these fractions of the CPUs' time.
-BUSY_SHARE = 0.2
-STEAL_SHARE = 0.02
 # Reading the kind needs only the first bytes of a line, which may have thousands of steps.
 _HEAD_BYTES = 4096
 _KIND = re.compile(rb'"event": ?"opening",[^{}\[\]]{0,200}?"kind": ?"(\w+)"')

@@ -255,14 +255,6 @@ class FetchedFile(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuShares(Recorded):
-    """The fractions of CPU time that other processes and other virtual machines took during a benchmark, 0 to 1."""
-
-    busy_share: float = 0.0
-    steal_share: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Percentiles(Recorded):
     """Percentiles of latencies, in ms."""
 
@@ -324,7 +316,6 @@ class StepStatistics(Recorded):
     counter: str = ""
     cpu: str = ""
     disturbed: tuple[str, ...] = ()
-    machine: CpuShares = CpuShares()
     samples_per_sec: float | None = None
     total_samples: float | None = None
     total_s: float | None = None

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Combination, Figure, Statistic
 from iree_gauntlet.formatting import format_duration, format_mean_and_spread, format_ratio
-from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
-from iree_gauntlet.results import CpuShares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +32,6 @@ class ChainFigures:
         all_from_cache: True if all modules came from the cache; the compile time is from their original compile.
         statistic: the statistic of the time.
         disturbance: what disturbed the machine while the time was measured, such as other work; empty for nothing.
-        has_disturbed_time: True if the time counts as disturbed.
         code: the code of the main module's dispatches; empty if it was not read.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
         agrees_with: IREE's other way that computed the expected outputs; empty if a reference did.
@@ -47,7 +44,6 @@ class ChainFigures:
     all_from_cache: bool = False
     statistic: Statistic = Statistic.MEAN
     disturbance: str = ""
-    has_disturbed_time: bool = False
     code: tuple[DispatchCode, ...] = ()
     counted_by: str = ""
     agrees_with: str = ""
@@ -99,7 +95,7 @@ class ChainFigures:
             fastest = (
                 f", min {write(value)}" if self.statistic is Statistic.MIN and suffix and value is not None else ""
             )
-            return f"{mean}{' *' if self.has_disturbed_time else ''}{fastest}{suffix}"
+            return f"{mean}{' *' if self.disturbance else ''}{fastest}{suffix}"
         if value is None:
             return "cached" if figure is Figure.COMPILE_TIME and self.all_from_cache else NO_VALUE
         if figure is Figure.COMPILE_TIME:
@@ -131,10 +127,6 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     }
     values = {figure: value for figure, value in figures.items() if value is not None}
     # With several benchmarks, the last one's times count.
-    shares = timed_steps[-1].typed_statistics.machine if timed_steps else CpuShares()
-    busy, steal = shares.busy_share, shares.steal_share
-    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
-    causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
     disturbances = timed_steps[-1].typed_statistics.disturbed if timed_steps else ()
     part = Figure.DISPATCH_INSTRUCTIONS
     if Figure.OUTSIDE_INSTRUCTIONS not in values and values.pop(part, None) is not None:
@@ -147,8 +139,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         samples=timed_steps[-1].samples if timed_steps else None,
         all_from_cache=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
-        disturbance="; ".join(causes or disturbances),
-        has_disturbed_time=bool(disturbances),
+        disturbance="; ".join(disturbances),
         code=next((step.typed_statistics.code for step in compiles if not step.role), ()),
         agrees_with=next((step.agrees_with for step in chain.steps if step.agrees_with), ""),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",

@@ -185,7 +185,7 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
 def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: SummaryChain) -> Iterator[Change]:
     if verdict != previous.verdict:
         yield chain, "verdict", previous.verdict, verdict, None
-    noisy = figures.has_disturbed_time or any(
+    noisy = figures.disturbance or any(
         step.real_time_ms and step.statistics.get("disturbed") for step in previous.steps
     )
     for figure, old_figure in previous.figures.items():

@@ -44,6 +44,10 @@ def test_an_undisturbed_round() -> None:
     state = _state(load_1m=3.0, free_memory_bytes=7 << 30, swap_used_bytes=(1 << 30) + (1 << 20))
     assert state.list_disturbances() == ()
     assert _on_gpu(GPU, GPU).list_disturbances() == ()
+    # The notes of a run do not warn of other work that its times are not judged by.
+    short = _state(whole=CpuUse(0.36, 0.05, 0.6))
+    assert (short.state_with_cpu_use.busy_share, short.state_with_cpu_use.steal_share) == (0.0, 0.0)
+    assert _state(whole=CpuUse(0.36, 0.0, 0.05)).state_with_cpu_use.busy_share == 0.36
     written = json.loads(json.dumps(state.as_dict()))
     assert written["swap_grown_bytes"] == 1 << 20
     assert "pinned_busy_share" not in written

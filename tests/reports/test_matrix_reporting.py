@@ -370,14 +370,14 @@ def test_nan_is_the_worst_error(tmp_path: Path) -> None:
 
 def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_path: Path) -> None:
     busy = make_chain(ms=90.0)
-    busy["benchmark"]["statistics"] = {"machine": {"busy_share": 0.55, "steal_share": 0.1}}
+    causes = ["other work kept the CPUs 55 % busy", "the hypervisor took 10 % of the CPU time"]
+    busy["benchmark"]["statistics"] = {"disturbed": causes}
     quiet = make_chain(ms=9.0)
-    quiet["benchmark"]["statistics"] = {"machine": {"busy_share": 0.0, "steal_share": None}}
+    quiet["benchmark"]["statistics"] = {"machine": {"busy_share": 0.36, "steal_share": None}, "disturbed": []}
     runs: dict[str, Any] = {"a": make_release_run("a", x=quiet, y=quiet), "b": make_release_run("b", x=busy, y=quiet)}
     matrix = read_matrix_outcome(write_record(tmp_path, runs))
     cells = matrix.rows[0].cells
     assert make_figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
-    causes = ["other work kept the CPUs 55 % busy", "other machines of the host took 10 % of the CPUs"]
     assert cells["b"].figures.disturbance.split("; ") == causes
     assert "b: 1 of 2 times were disturbed (~): measure them again" in matrix.remarks
     assert texts(matrix, "time") == []

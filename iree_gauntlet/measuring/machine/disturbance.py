@@ -72,9 +72,11 @@ class RoundState:
 
     @property
     def state_with_cpu_use(self) -> MachineState:
-        """The machine after the round, with the CPU shares of the time during the round."""
+        """The machine after the round, with the CPU shares during the round; 0 if other work did not disturb it."""
         if self.all_cpus is None:
             return self.after
+        if not any(self._find_other_work()):
+            return replace(self.after, busy_share=0.0, steal_share=0.0)
         return replace(self.after, busy_share=self.all_cpus.busy_share, steal_share=self.all_cpus.steal_share)
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,7 +23,6 @@ import psutil
 
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.journal_events import MachineInfo
-from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -48,6 +47,8 @@ _IDLE_FIELDS, _STEAL_FIELD, _FIELD_COUNT = (3, 4), 7, 8
 
 _Reading = TypeVar("_Reading")
 _GIB = 1 << 30
+# Warn if other processes, or other machines of the host, take more than these fractions of the CPUs' time.
+_BUSY_SHARE, _STEAL_SHARE = 0.2, 0.02
 # Processors slow down at 95 to 105 °C.
 _HOT_CPU_C = 95
 
@@ -424,11 +425,11 @@ def _warn_of_clock(state: MachineState) -> Iterator[str]:
 
 
 def _warn_of_load(state: MachineState) -> Iterator[str]:
-    if state.busy_share is not None and state.busy_share > BUSY_SHARE:
+    if state.busy_share is not None and state.busy_share > _BUSY_SHARE:
         yield f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
     elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
         yield f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done"
-    if state.steal_share is not None and state.steal_share > STEAL_SHARE:
+    if state.steal_share is not None and state.steal_share > _STEAL_SHARE:
         yield (
             f"the hypervisor takes {100 * state.steal_share:.0f} % of the CPU time: use a machine that is not"
             " shared, or compare only runs that alternate on this one"
