@@ -182,10 +182,10 @@ def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Se
     all_series = index.series()
     matches = select_series(all_series, pattern, sku)
     if not matches and (pattern or sku):
-        names = sorted({series.key.sku for series in all_series} if sku else {series.key.case for series in all_series})
+        names = sorted({series.key.sku if sku else series.key.case for series in all_series} - {""})
         hint = (
             f"{'SKUs' if sku else 'Cases'} there: "
-            f"{', '.join(names[:_MAX_HINTS])}{', …' if len(names) > _MAX_HINTS else ''}."
+            f"{', '.join(names[:_MAX_HINTS]) or 'none'}{', …' if len(names) > _MAX_HINTS else ''}."
         )
         raise NothingSelectedError(f"no series matches {' of '.join(filter(None, (pattern, sku)))}", hint)
     return matches

@@ -220,7 +220,11 @@ def test_what_gets_no_first_golden_is_told(project: Project) -> None:
     assert "not set  specs/benchmarks/toy/abs_cpu.json: golden_time_ms.desk: 4 runs since its last step (+" in _set(
         project, "--from-history"
     )
-    assert "no series matches lab" in _set(project, "--from-history", "--sku", "lab", code=5)
+    _keep(project, _level(5), sku="")
+    text = _set(project, "--from-history", "--sku", "lab", code=5)
+    assert "no series matches lab" in text
+    # Runs without a SKU have no name to list.
+    assert "SKUs there: desk." in text
     assert "are for --from-history" in _set(project, "--rule", "p99", code=2)
     assert "cannot be combined" in _set(project, "--from-history", "--size-headroom", "1.25", code=2)
     assert "--time-tolerance 0.5" in _set(project, "--from-history", "--time-tolerance", "0.5", code=2)
