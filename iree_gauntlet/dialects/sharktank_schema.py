@@ -323,7 +323,7 @@ class Benchmark(_Common, Goldens):
     )
     function_run: Text | None = about(None, "Function to measure.")
     calls: list[BenchmarkCall] = Field(
-        default_factory=list, min_length=2, description="Calls, in order, in place of function_run and inputs."
+        default_factory=list, min_length=1, description="Calls, in order, in place of function_run and inputs."
     )  # ours
     device: Device
     submodel_name: Text | None = about(None, "Submodel whose module and weights are measured, if not the file's own.")
@@ -362,7 +362,9 @@ class Benchmark(_Common, Goldens):
             if self.calls and getattr(self, field):
                 raise FieldError("calls", f"is given with {field}: write it into the calls")
             if not self.calls and (field not in self.model_fields_set or getattr(self, field) is None):
-                raise FieldError(field, "is missing: only a benchmark of several calls omits it")
+                raise FieldError(field, "is missing: only a benchmark with calls omits it")
+        if len(self.calls) == 1 and not self.calls[0].function:
+            raise FieldError("calls", "the only call has no function: a benchmark of one call names it")
         _check_calls(self.calls)
         if self.compilation_required and not any(getattr(self, name) for name in PROGRAMS):
             message = "is true, but none of mlir_file_name, mlir_file_path and mlir_file_url is given"

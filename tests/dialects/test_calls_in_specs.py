@@ -17,6 +17,7 @@ SPEC = {"mlir": "https://h/m.mlir", "real_weights": "https://h/w.irpa", "device"
 NAME = "regression_tests/m/s_cpu.json"
 INIT = {"function": "init", "inputs": [{"value": "i32=0"}], "outputs": [{"value": "4xf32=0"}]}
 ID = "m/s@cpu:threshold"
+SMALL: dict[str, Any] = {"device": "local-task", "benchmark_flags": []}
 
 
 def make_spec(*calls: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -118,19 +119,32 @@ def test_a_benchmark_of_several_calls_is_one_command_of_the_bindings(tmp_path: P
     assert blocked.blocked == "no bindings"
 
 
+def test_a_benchmark_of_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
+    commands = []
+    for fields in (
+        {"calls": [{"function": "init", "inputs": [{"value": "i32=0x0"}]}]},
+        {"function_run": "init", "inputs": ["i32=0x0"]},
+    ):
+        write_tree(tmp_path, {NAME: SPEC, "benchmarks/m/s_cpu.json": SMALL | fields})
+        commands.append(find_argv(plan(load(tmp_path, CPU), (Stage.BENCHMARK,)), "m/s@cpu:benchmark"))
+    assert commands[0] == commands[1]
+    assert commands[0][0] == "iree-benchmark-module"
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
         ({"function_run": "step"}, "calls", "is given with function_run: write it into the calls"),
         ({"inputs": ["4xf32"]}, "calls", "is given with inputs: write it into the calls"),
-        ({"calls": [{"function": "init"}]}, "calls", "expected at least 2 items"),
+        ({"calls": []}, "calls", "expected at least 1 item"),
+        ({"calls": [{}]}, "calls", "the only call has no function"),
         ({"calls": [{}, {"outputs": []}]}, "calls[1].outputs", "unknown field"),
         ({"calls": [{}, {"inputs": ["@1.0"]}]}, "calls[1].inputs[0]", "is not before call 1"),
         ({"calls": [{}, {"inputs": [{"value": "i32=0x1"}]}]}, "calls[1].inputs[0].value", "must be decimal numbers"),
     ],
 )
 def test_wrong_calls_of_a_benchmark(fields: dict[str, Any], field: str, message: str, tmp_path: Path) -> None:
-    content = {"calls": [{}, {}], "device": "local-task", "benchmark_flags": []} | fields
+    content = {"calls": [{}, {}], **SMALL} | fields
     (problem,) = list_tree_problems(tmp_path, content, "benchmarks/m/s_cpu.json")
     assert problem.field == field
     assert message in problem.message
