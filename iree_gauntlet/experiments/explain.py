@@ -105,7 +105,9 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = tuple(CaseRequest(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
+    cases = tuple(
+        CaseRequest(failure.case, failure.kind, failure.result.full_reason, failure.changed) for failure in failures
+    )
     with presenter.progress() as progress:
         workbench = open_iree(run_dir, toolchain, cache, progress)
         bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]] = {}

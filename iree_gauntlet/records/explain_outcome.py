@@ -35,11 +35,12 @@ _MAX_ANSWERS = 2
 
 @dataclass(frozen=True, slots=True)
 class CaseRequest(Recorded):
-    """A case to be explained, and the reason why it did not pass."""
+    """A case to explain, and why it did not pass; `changed`: an expected output is not the one that was recorded."""
 
     case: str
     kind: str
     reason: str
+    changed: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

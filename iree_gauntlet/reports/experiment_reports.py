@@ -205,10 +205,10 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
 
 def _format_next_command(case: CaseExplanation, run_folder: Path) -> str:
     """Return the command to go on with; empty if there is none."""
+    if case.findings.operator.agrees or case.request.changed:
+        return f"gauntlet golden.record --model {shlex.quote(case.case.partition('/')[0])}"
     if case.archive:
         return f"gauntlet bundle.check {shlex.quote(str(run_folder / case.archive))}"
-    if case.findings.operator.agrees:
-        return f"gauntlet golden.record --model {shlex.quote(case.case.partition('/')[0])}"
     return ""
 
 

@@ -39,12 +39,14 @@ def failed_run(folder: Path, reason: str = _WRONG) -> Path:
     return builder.write(folder / RUN_NAME)
 
 
-def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
+def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True, **request: bool) -> Path:
     """The record of its explanation."""
     (run / "explain").mkdir(exist_ok=True)
     with EventLog(run / "explain" / JOURNAL, lambda: datetime.now(UTC)) as log:
         opening = {"kind": "explain", "command": "gauntlet explain", "cwd": "/", "toolchain": {"compiler": "3.6.0"}}
-        log.write("opening", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG}]})
+        log.write(
+            "opening", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG, **request}]}
+        )
         log.write("start", {}, step=case)
         around = [[0, "main$dispatch_0_fill", 1e-7], [1, _DISPATCH, 0.5], [2, "main$dispatch_2_add", None]]
         suspect = {
@@ -232,6 +234,13 @@ def test_an_explanation_begins_with_its_conclusion_and_the_next_command(tmp_path
     reports.print(Path("runs") / RUN_NAME / "explain", stream, environ={})
     lines = stream.getvalue().splitlines()
     assert lines[-6:-2] == ["Next:", f"    {command}", "", f"{conclusion} · IREE 3.6.0"]
+
+
+def test_outputs_that_are_not_those_recorded_are_to_be_recorded_again(tmp_path: Path) -> None:
+    run = explained(failed_run(tmp_path), changed=True)
+    write_reports(run / "explain")
+    page = read_page(run / "explain" / "explain.html")
+    assert page.xpath("//main/*")[1].xpath("string(code)") == "gauntlet golden.record --model m"
 
 
 def test_an_explanation_of_several_failures_has_them_in_a_table(tmp_path: Path) -> None:

@@ -172,5 +172,6 @@ def test_litert_computes_what_is_expected(tmp_path: Path) -> None:
     np.save(model / "model_cpu" / "output_0.npy", np.load(model / "model_cpu" / "output_0.npy") * np.float32(1.01))
     wrong = gauntlet(tmp_path / "p", "run", "--stages", "threshold", "--run-dir", "wrong")
     assert wrong.code == 1, wrong.text
+    assert "Next:\n    gauntlet golden.record --model add\n" in gauntlet(tmp_path / "p", "explain", "wrong").out
     second = gauntlet(tmp_path, "init", "p", "--program", "add.tflite", "--name", "second", "--no-record")
     assert "note: its runs need the extra `tflite`, also in CI: TOOLKIT in .github/workflows/" in second.out

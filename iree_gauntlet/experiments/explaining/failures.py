@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.engine.commands import split_calls
+from iree_gauntlet.engine.judging import find_changed_goldens
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import FailureKind, Stage
+from iree_gauntlet.steps import Command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
-    from iree_gauntlet.steps import Command, Step, StepInput
+    from iree_gauntlet.steps import Step, StepInput
 
 
 # Flags of a compile that write something besides the module, or give the source's name.
@@ -66,6 +68,11 @@ class Failure:
         return self.stage.row.checks_numbers and bool(self.result.outputs) and ran
 
     @property
+    def changed(self) -> bool:
+        """True if an expected output is not the one that was recorded."""
+        return bool(find_changed_goldens(Command(self.argv, str(self.cwd))))
+
+    @property
     def kind(self) -> str:
         """A short description of the failure, for people."""
         if self.wrong:
@@ -107,6 +114,7 @@ class UnrepeatableFailure:
     result: Result
     reason: str
     kind = "failure"
+    changed = False
 
 
 def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | UnrepeatableFailure]:
