@@ -134,7 +134,8 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
             elif element_type.startswith(("f", "bf")):
                 parse_c_float(token)
             elif not _HEX_BYTES.fullmatch(token):
-                raise ValueError("expected bytes in hexadecimal digits, such as 01")  # noqa: TRY301 - as of numbers
+                advice = "such as 01 (several calls read them from a file only)"
+                raise ValueError(f"expected bytes in hexadecimal digits, {advice}")  # noqa: TRY301 - as of numbers
         except ValueError as error:
             raise ValueError(f"{token!r} is not a value of {element_type}: {error}, in {text!r}") from None
 

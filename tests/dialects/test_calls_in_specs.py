@@ -79,6 +79,7 @@ def test_one_call_is_a_spec_without_calls(tmp_path: Path) -> None:
                 ("inputs", "2xf32=0x3 4", "'2xf32=0x3 4' must be decimal numbers with their type"),
                 ("outputs", "f32=nan", "'f32=nan' must be decimal numbers"),
                 ("outputs", "i1=01", "write others, and those of i1, complex and f8, to a file"),
+                ("inputs", "1x2xi1=1 0", "such as 01 (several calls read them from a file only)"),
                 ("inputs", "3", "'3' must be decimal numbers with their type, such as 4xf32=1 2 3 4"),
             )
         ),
