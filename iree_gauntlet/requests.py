@@ -261,7 +261,7 @@ class OutputRequest:
     """The verbosity."""
 
     quiet: bool = option(
-        False, "No progress or notes, and only one line if all is as expected; warnings stay.", short="q"
+        False, "No progress or notes, and only the result if all is as expected; warnings stay.", short="q"
     )
     verbose: bool = option(False, "Show each step's command, cache key and log, and every row of reports.", short="v")
 
