@@ -342,8 +342,10 @@ def make_series_document(outcome: HistoryOutcome) -> Document:
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
         low, high, last = _format_figures(key.unit, min(values), max(values), newest.value)
-        blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {pluralize(len(values), 'run')}",)))
-        lines = [f"newest: {last} with {newest.iree} on {newest.time[:10]}"]
+        busy_count = sum(point.disturbed for point in series.points)
+        runs = f"{pluralize(len(values), 'run')}{f', {busy_count} on a busy machine (*)' if busy_count else ''}"
+        blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {runs}",)))
+        lines = [f"newest: {last}{' *' if newest.disturbed else ''} with {newest.iree} on {newest.time[:10]}"]
         lines += [_format_change_line(finding) for finding in outcome.findings if finding.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
     facts = (pluralize(outcome.runs, "run"), outcome.location)

@@ -247,7 +247,8 @@ def propose_from_series(
         change = f"{100 * last_step.change:+.1f} % with {last_step.point_after.dated_iree}{suspected}"
         since = f" since its last step ({change})"
     if len(segment) < rule.min_runs:
-        busy = f" (and {len(points) - len(segment)} on a busy machine)" if len(points) > len(segment) else ""
+        busy_count = len(points) - len(segment)
+        busy = f" (and {busy_count} on a busy machine: see `gauntlet doctor`)" if busy_count else ""
         possible = f": they allow 1 in {len(segment) + 1} at most" if rule.share and len(segment) > 1 else ""
         needs = f"the rule {rule.text or 'of the mean'} needs {rule.min_runs}"
         return replace(outlook, outcome=f"{pluralize(len(segment), 'run')}{since}{busy}, and {needs}{possible}")

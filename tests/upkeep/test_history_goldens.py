@@ -92,9 +92,8 @@ def test_a_rule_is_the_limit(project: Project) -> None:
     assert "as the history says" in again.err
     assert "nothing to change" in again.err
     again = project.gauntlet("golden.update", "--from-history", "--rule", "1 in 1000")
-    assert "119 runs (and 1 on a busy machine), and the rule 1 in 1000 needs 999: they allow 1 in 120 at most" in (
-        again.err
-    )
+    assert "119 runs (and 1 on a busy machine: see `gauntlet doctor`), and the rule 1 in 1000 needs 999" in again.err
+    assert ": they allow 1 in 120 at most" in again.err
 
 
 def test_mistakes_are_told(project: Project) -> None:
@@ -169,7 +168,7 @@ def test_less_than_the_least_change_is_no_matter_of_the_mean() -> None:
 
 def test_busy_runs_do_not_count() -> None:
     outcome = _propose(_level(12), busy=range(8))
-    assert outcome == "4 runs (and 8 on a busy machine), and the rule of the mean needs 5"
+    assert outcome == "4 runs (and 8 on a busy machine: see `gauntlet doctor`), and the rule of the mean needs 5"
 
 
 def _set(project: Project, *words: str, code: int = 0) -> str:
@@ -254,3 +253,10 @@ def test_variants_get_first_goldens_of_their_own(project: Project) -> None:
     spec = json.loads((project.benchmarks / "abs_cpu.json").read_text())
     assert set(spec["golden_time_ms"]) == {"desk"}
     assert spec["variants"] == {"O3": {"golden_time_ms": {"desk": 10.0}}}
+
+
+def test_the_series_shown_says_which_of_its_runs_a_busy_machine_measured(project: Project) -> None:
+    _keep(project, _level(5), busy=(1, 4))
+    out = project.gauntlet("history.show", "*time_ms").out
+    assert ", 5 runs, 2 on a busy machine (*)" in out, out
+    assert " ms * with " in out, out
