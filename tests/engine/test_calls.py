@@ -157,9 +157,9 @@ def test_passes_end_although_the_timed_calls_are_short_beside_the_others(monkeyp
     ("flag", "words"),
     [
         ("--benchmark_counters_tabular=true", "the program that makes several calls has no such flag"),
-        ("--benchmark_min_time=5ms", "--benchmark_min_time=5ms: expected a whole number of"),
-        ("--benchmark_min_warmup_time=5ms", "a minimum time of seconds or passes (0.1s or 100x)"),
-        ("--benchmark_repetitions=2.5", "--benchmark_repetitions=2.5: expected a whole number"),
+        ("--benchmark_min_time=5ms", "expected a minimum time such as 0.1s or 100x"),
+        ("--benchmark_min_warmup_time=5ms", "a warm-up such as 0.1"),
+        ("--benchmark_repetitions=2.5", "repetitions such as 5; found --benchmark_repetitions=2.5"),
     ],
 )
 def test_flags_that_a_benchmark_of_calls_does_not_have(

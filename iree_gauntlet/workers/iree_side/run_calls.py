@@ -162,8 +162,9 @@ def _parse_timing(words: Sequence[str]) -> _Timing:
         seconds = 0.0 if count else float(min_time.removesuffix("s"))
         return _Timing(max(1, int(repetitions)), seconds, int(count[1]) if count else 0, float(warm_up_time))
     except ValueError as error:
-        expected = "a whole number of repetitions; a minimum time of seconds or passes (0.1s or 100x); a warm-up of 0.1"
-        raise UnsupportedError(f"{' '.join(words)}: expected {expected}") from error
+        flags = " ".join(word for word in words if word not in _USUAL_FLAGS)
+        expected = "a minimum time such as 0.1s or 100x, a warm-up such as 0.1, and repetitions such as 5"
+        raise UnsupportedError(f"expected {expected}; found {flags}") from error
 
 
 def _parse_call(words: Sequence[str]) -> _Call:
