@@ -18,7 +18,8 @@ _DEFAULT_SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
 # The number of cores that this process may use; a container often has fewer than its machine.
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_ON_ALL_CORES = ("-n", str(_CORES), "--dist", "worksteal")
+# One process more than cores, since some tests wait.
+_ON_ALL_CORES = ("-n", str(_CORES + 1), "--dist", "worksteal")
 _RECIPES = "specs/recipes/quick.yml"
 _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models", "noxfile.py", "tasks.py")
 

@@ -355,6 +355,7 @@ def test_one_of_five_flags_makes_a_model_wrong(project: Project) -> None:
 
 
 @pytest.mark.iree
+@pytest.mark.stress
 def test_two_flags_make_a_model_wrong_together(project: Project) -> None:
     """Demoted to f16 the numbers are good enough, demoted to bf16 they are not; the type alone demotes nothing."""
     _tolerate(project, 2e-3)

@@ -66,7 +66,7 @@ def test_sizes_that_are_not_known_make_no_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.iree
-@pytest.mark.parametrize(("rows", "function"), [("8", True), ("?", False)])
+@pytest.mark.parametrize(("rows", "function"), [("8", True), pytest.param("?", False, marks=pytest.mark.stress)])
 def test_dispatches_give_together_what_the_program_gives(tmp_path: Path, rows: str, *, function: bool) -> None:
     program = flow(tmp_path, PROGRAM.replace("ROWS", rows).replace("(SIZE)", "(%d)" if rows == "?" else "()"))
     assert len(program.dispatches) == 3
