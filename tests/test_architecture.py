@@ -49,8 +49,8 @@ WORKERS = "workers"
 MOST = {
     "files": 341,
     "lines": 95_830,
-    "code": 68_016,
-    "docs": 11_862,
+    "code": 68_017,
+    "docs": 11_861,
     "imports": 7_275,
     "keys": 373,
     "any": 562,

@@ -334,7 +334,7 @@ class ProgramKind:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a user asks for; `tensors` are the names of all inputs, and of all outputs, by default those in MLIR."""
+    """The request of a user; `tensors` are the names of all inputs, and of all outputs, by default those in MLIR."""
 
     program: str
     name: str

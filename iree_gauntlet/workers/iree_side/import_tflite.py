@@ -13,9 +13,8 @@ Operators that are not TFLite's own are named before anything is converted. Byte
 TOSA, which change from release to release of MLIR, but not of the properties of an operation. Those of `tosa.variable`
 have changed since the converter was built, so that a model with variables is written as text in MLIR's generic form.
 
-Exit codes are those of `plan_file`: the
-program is at fault, and never IREE. The reason is one line on standard error; of the first form, it begins with
-`import: `.
+Exit codes are those of `plan_file`: the program is at fault, and never IREE. The reason is one line on standard error;
+of the first form, it begins with `import: `.
 """
 
 from __future__ import annotations
@@ -138,8 +137,8 @@ def _list_operators(content: bytes) -> Iterator[tuple[int, str]]:
 def _make_generic(text: str) -> str:
     """Return a program with the operations that have attributes in MLIR's generic form."""
 
-    def rewrite(found: re.Match[str]) -> str:
-        start, name, operands, attributes, types = found.groups()
+    def rewrite(match: re.Match[str]) -> str:
+        start, name, operands, attributes, types = match.groups()
         attributes = _ENUMERATION.sub(
             lambda item: f"{item[1]} = #tosa.{_ENUMERATION_TYPES.get(item[1], item[1])}<{item[2]}>", attributes
         )

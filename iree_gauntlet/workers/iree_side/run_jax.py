@@ -94,10 +94,10 @@ def _call_function(user: UserFunction, kept: Sequence[int], arrays: Sequence[Arr
     """Call a function; the arrays are its arguments of the given numbers, and the other ones are not used."""
     jax = _import_jax()
     leaves, tree = jax.tree_util.tree_flatten(user.arguments)
-    given = dict(zip(kept, arrays, strict=True))
+    used_arrays = dict(zip(kept, arrays, strict=True))
     values = []
     for index, leaf in enumerate(leaves):
-        array = given.get(index, _make_zeros(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
+        array = used_arrays.get(index, _make_zeros(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
         is_widened = is_wide and jax.numpy.issubdtype(array.dtype, np.floating)
         values.append(array.astype(np.float64) if is_widened else array)
     return user.call_with(jax.jit(user.function), jax.tree_util.tree_unflatten(tree, values))
@@ -184,8 +184,8 @@ def _bind_program(source: SourcePlan, artifact: Path, *, is_wide: bool) -> Calla
     exported = _read_export(Path(source.path))
 
     def call(arrays: Sequence[Array]) -> object:
-        given = dict(zip(sorted(exported.module_kept_var_idx), arrays, strict=True))
-        leaves = [given.get(index, _make_zeros(item)) for index, item in enumerate(exported.in_avals)]
+        used_arrays = dict(zip(sorted(exported.module_kept_var_idx), arrays, strict=True))
+        leaves = [used_arrays.get(index, _make_zeros(item)) for index, item in enumerate(exported.in_avals)]
         args, kwargs = _import_jax().tree_util.tree_unflatten(exported.in_tree, leaves)
         return exported.call(*args, **kwargs)
 

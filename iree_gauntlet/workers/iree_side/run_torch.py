@@ -253,6 +253,7 @@ def _import_program(program: ExportedProgram, names: Sequence[str], artifact: Pa
         except Exception as error:
             if output is None:
                 raise PlanError(f"iree-turbine cannot import it: {describe_error(error)}") from error
+            notes.append(f"{reason}, and it cannot be decomposed to core operators: {describe_error(error)}")
     if output is not None:
         _name_inputs(output.mlir_module, names)
         output.save_mlir(artifact)
