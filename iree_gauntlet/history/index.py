@@ -10,7 +10,9 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.formatting import list_first
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_events import ExperimentKind
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.history.stores import HistoryStore
+    from iree_gauntlet.records.outcome import RunOutcome
     from iree_gauntlet.settings import Configuration
 
 
@@ -45,6 +48,7 @@ _FILE = "index.sqlite"
 # The verdicts of cases that were judged; expected failures and skipped cases say nothing about a rate of failures.
 _JUDGED_VERDICTS = ("passed", "failed", "error", "flaky", "quarantined")
 _WAIT_SECONDS = 60.0
+_MAX_NAMES = 5
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT NOT NULL);
 CREATE TABLE runs (
@@ -147,6 +151,12 @@ class HistoryIndex:
         with self._open() as database:
             rows = database.execute("SELECT * FROM runs WHERE state != ? ORDER BY time, file", (COLLECTION,))
             return [RunIndexEntry(*row) for row in rows]
+
+    def read_skus(self) -> set[str]:
+        """Read the SKUs of all cases."""
+        with self._open() as database:
+            rows = database.execute("SELECT sku FROM figures UNION SELECT sku FROM verdicts").fetchall()
+        return {sku for (sku,) in rows if sku}
 
     def find_collected(self) -> tuple[CiOrigin, ...]:
         """Read what was collected from CI: the origins of runs, and the runs of CI that are settled."""
@@ -252,6 +262,28 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
+def require_known_skus(outcome: RunOutcome, store: HistoryStore) -> None:
+    """Raise UsageError if a run has a SKU that no golden of its steps and no run in the history has.
+
+    A mistyped SKU would begin series of its own.
+    """
+    steps = [step for chain in outcome.cases for step in chain.steps]
+    golden_skus = {golden.sku for step in steps for golden in (*step.goldens, *step.idle_goldens)}
+    new_skus = {step.sku for step in steps} - {"", *golden_skus}
+    if not new_skus:
+        return
+    index = HistoryIndex(store)
+    index.update()
+    known_skus = sorted(index.read_skus())
+    for sku in sorted(new_skus.difference(known_skus)):
+        there = f"SKUs in the history: {list_first(known_skus, _MAX_NAMES)}. " if known_skus else ""
+        raise UsageError(
+            f"run {outcome.run}: no golden is for its SKU {sku}, and no run in {store.place} has it"
+            f"{did_you_mean(sku, known_skus)}",
+            f"{there}If the SKU is right, `history.add --new-sku` adds the run; else run again with the right one.",
+        )
+
+
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     """Add a finished run to the history in the settings; a failure only prints a warning, and does not fail the run.
 
@@ -267,7 +299,8 @@ def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
         outcome = read_outcome(read_journal(run_dir / JOURNAL))
         if all(step.stage is Stage.FETCH for chain in outcome.cases for step in chain.steps):
             return
-        runs = extract(outcome)
-        open_history(find_history(configuration), configuration, cache).add(dict(map(make_history_file, runs)))
+        store = open_history(find_history(configuration), configuration, cache)
+        require_known_skus(outcome, store)
+        store.add(dict(map(make_history_file, extract(outcome))))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` adds it): {error}")

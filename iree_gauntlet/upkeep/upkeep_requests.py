@@ -170,6 +170,7 @@ class AddRequest(HistoryRequest):
     """The runs that are added."""
 
     runs: tuple[str, ...] = option((), "Folders of runs, or their names in runs/ (default: the latest).", takes=SEVERAL)
+    new_sku: bool = option(False, "Also add a run with a SKU that neither its goldens nor the history has.")
 
 
 @dataclass(frozen=True, slots=True)

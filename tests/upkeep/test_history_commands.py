@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from iree_gauntlet.history.stores import find_history, open_history
 from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
-from tests.support.journal_builder import JournalBuilder
+from tests.support.journal_builder import JournalBuilder, make_samples
 from tests.support.matrix_builder import write_four_releases
 
 if TYPE_CHECKING:
@@ -207,6 +207,36 @@ def test_of_experiments_only_a_matrix_adds_its_runs(project: Project) -> None:
     for folder, count in ((part, 0), (matrix, 1)):
         add_run(folder / "3.13.0", settings, project.folder)
         assert len(list(project.folder.glob("history/*/*.json"))) == count
+
+
+def write_run_of_sku(project: Project, name: str, sku: str, **plan: Any) -> Path:
+    builder = JournalBuilder(name)
+    step = builder.step("m", "a", "benchmark", sku=sku, **plan)
+    builder.begin()
+    builder.result(step, samples=make_samples(1.0, 1.1, 1.2))
+    builder.end()
+    return builder.write(project.folder / "runs" / name)
+
+
+def test_a_mistyped_sku_makes_no_series_of_its_own(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = {"file": "a.json", "field": "golden_time_ms.mi300"}
+    golden = {"metric": "time_ms", "value": 2.0, "factor": 1.1, "statistic": "mean", "release": "", "origin": origin}
+    write_run_of_sku(project, "named-by-a-golden", "mi300", goldens=[{**golden, "sku": "mi300"}])
+    write_run_of_sku(project, "known-to-the-history", "mi300")
+    mistyped = write_run_of_sku(project, "mistyped", "mi30")
+    assert project.gauntlet("history.add", "named-by-a-golden").code == 0
+    assert project.gauntlet("history.add", "known-to-the-history").code == 0
+    refused = project.gauntlet("history.add", "known-to-the-history", "mistyped")
+    message = "run mistyped: no golden is for its SKU mi30, and no run in history has it; did you mean 'mi300'?"
+    assert (refused.code, message in refused.err, "--new-sku" in refused.err) == (2, True, True), refused.text
+    settings = Configuration(history=HistorySettings(str(project.folder / "history"), add=True))
+    add_run(mistyped, settings, project.folder)
+    warning = capsys.readouterr().err
+    assert "was not added to the history" in warning, warning
+    assert len(list(project.folder.glob("history/*/*.json"))) == 2
+    assert project.gauntlet("history.add", "mistyped", "--new-sku").code == 0
+    assert project.gauntlet("history.add", "mistyped").code == 0, "the history knows the SKU now"
+    assert len(list(project.folder.glob("history/*/*.json"))) == 3
 
 
 def test_a_run_that_never_began_is_refused(project: Project) -> None:
