@@ -63,7 +63,7 @@ from iree_gauntlet.requests import (
     parse_request,
 )
 from iree_gauntlet.settings import find_project_folder
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.toolchains.candidates import list_candidates_among
 from iree_gauntlet.toolchains.choice import parse_choice
 
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.dialects.configuration_file import Mark
+    from iree_gauntlet.experiments.run import RunSetup
     from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
@@ -124,9 +125,7 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
     with interruptible(lambda: None):
         with experiment.open(presenter, opening) as log:
             finished = {name: part for name, part in previous.items() if not part.problem}
-            qualification = _Qualification(
-                experiment.folder, options, request, setup.stages, marks, presenter, log, finished
-            )
+            qualification = _Qualification(experiment.folder, options, request, setup, marks, presenter, log, finished)
             qualification.run_parts()
             experiment.code = read_qualify_outcome(experiment.folder).worst_code
         return experiment.reported
@@ -149,14 +148,14 @@ class _Qualification:
     """A running qualification.
 
     Attributes:
-        stages: the stages of the suite; one that only compiles has no runs and no times.
+        setup: its stages are those of the suite; a suite that only compiles has no runs and no times.
         finished: the parts that an earlier part of it has ended.
     """
 
     folder: Path
     options: QualifyRequest
     request: RunRequest
-    stages: Sequence[Stage]
+    setup: RunSetup
     marks: Sequence[Mark]
     presenter: Reporter
     log: EventLog
@@ -167,7 +166,7 @@ class _Qualification:
         sides, budget = self.options.sides, self.options.budget
         # The other parts take variants as a run does: a matrix would have each IREE without them too.
         varied = [self._vary(side) for side in sides]
-        stages = tuple(stage for stage in _EXACT_STAGES if stage in self.stages)
+        stages = tuple(stage for stage in _EXACT_STAGES if stage in self.setup.stages)
         self._run_part(EXACT, lambda request: matrix(varied, replace(request, stages=stages), self._brief))
         outcome = read_qualify_outcome(self.folder)
         if outcome.matrix is None or any(iree.problem for iree in outcome.matrix.irees):
@@ -246,7 +245,7 @@ class _Qualification:
     def _require_stage(self, part: str) -> None:
         """Raise a NothingSelectedError, which leaves a part out, if the suite lacks the stage that the part needs."""
         stage = _NEEDED_STAGES.get(part)
-        if stage and stage not in self.stages:
+        if stage and stage not in self.setup.stages:
             raise NothingSelectedError(f"the suite has no stage {stage}")
 
     def _follow_losses(self) -> None:
@@ -260,8 +259,10 @@ class _Qualification:
             return part in self.finished or time.monotonic() < end
 
         outcome = read_qualify_outcome(self.folder)
-        # Compiles that took longer are losses only if they do so again.
-        for loss in (*outcome.losses, *outcome.undecided):
+        timed_chains = {case.chain for case in self.setup.selection.cases.cases if Kind.BENCHMARK in case.kinds}
+        # Compiles that took longer are losses only if they do so again; without a benchmark, nothing is timed again.
+        undecided = [finding for finding in outcome.undecided if finding.chain in timed_chains]
+        for loss in (*outcome.losses, *undecided):
             if loss.explanation and not self.options.no_bundles and has_time_for(loss.explanation):
                 self._run_part(loss.explanation, partial(self._explain, loss), loss.chain)
             if loss.metric and has_time_for(loss.part):

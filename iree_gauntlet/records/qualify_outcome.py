@@ -57,8 +57,8 @@ _TIME_GROUPS = {"slower": "loss", "faster": "gain", "error": "unjudged", "inconc
 # The kinds of findings besides figures, the most serious first.
 _WRONG, _CRASHES, _FAILING, _PASSING = "wrong numbers", "crashes", "newly failing", "newly passing"
 _KINDS = (_WRONG, _CRASHES, _FAILING, _PASSING, *_TIME_GROUPS)
-# The metric of models that fail.
-_RUNS = "runs"
+# The metrics of models that fail: in a stage that makes a module, or in a later one.
+_COMPILES, _RUNS = "compiles", "runs"
 # Larger figures in these units are losses; other counts are only changes.
 _COSTS = ("bytes", "instructions", "spills")
 # The groups of the verdicts of dispatches' instructions.
@@ -164,7 +164,7 @@ class BumpFinding:
     @property
     def explanation(self) -> str:
         """The name of the part that explains this loss; empty if it is no failure of a model."""
-        return f"explain-{_UNSAFE.sub('-', self.chain)}" if self.metric == _RUNS else ""
+        return f"explain-{_UNSAFE.sub('-', self.chain)}" if self.metric in (_COMPILES, _RUNS) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +422,8 @@ def _compare_cells(matrix: MatrixOutcome, allowed: float, works: Mapping[str, Di
         for note in sorted(new_notes - old_notes):
             yield "change", BumpFinding("note", row.chain, note, "", page)
         if old_cause is None and new_cause and new_cause.failure:
-            metric = "" if new_cause.failure in _OWN_FAILURES else _RUNS
+            metric = _COMPILES if new_cause.stage.row.makes_modules else _RUNS
+            metric = "" if new_cause.failure in _OWN_FAILURES else metric
             kind = {FailureKind.WRONG_NUMBERS: _WRONG, FailureKind.CRASHES: _CRASHES}.get(new_cause.failure, _FAILING)
             text = f"{new_cause.name}: {_describe_step(new_cause)}"
             loss = BumpFinding(kind, row.chain, text, metric, f"{EXACT}/{new.url}")

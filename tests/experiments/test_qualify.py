@@ -100,7 +100,7 @@ def test_both_sides_have_the_flags_of_a_variant(project: Project) -> None:
     bundle = "matrix/build-new+O0/explain/toy/abs.cpu/bundle.tar.gz"
     assert loss["bundle"] == bundle
     assert (_newest(project) / bundle).is_file()
-    assert list(document["parts"]) == ["matrix", "compat", "explain-toy-abs-cpu", "bisect-runs-toy-abs-cpu"]
+    assert list(document["parts"]) == ["matrix", "compat", "explain-toy-abs-cpu", "bisect-compiles-toy-abs-cpu"]
     assert (_newest(project) / "qualify.md").read_text().count(f"/{bundle}\n") == 1
     assert "Causes" in done.out
 
@@ -146,7 +146,7 @@ def test_killed_in_each_part_of_one_with_losses_and_gone_on_with(project: Projec
         ("slower", "toy/abs@cpu"),
     ]
     parts = ["matrix", "compat", "compat-again", "times"]
-    parts += ["explain-toy-broken-cpu", "bisect-runs-toy-broken-cpu", "bisect-time-toy-abs-cpu"]
+    parts += ["explain-toy-broken-cpu", "bisect-compiles-toy-broken-cpu", "bisect-time-toy-abs-cpu"]
     assert list(before["parts"]) == parts
     for part in parts:
         # As if it had been killed in the middle of this part, and of a line.
@@ -218,6 +218,31 @@ def test_a_suite_that_only_compiles_has_no_other_parts(project: Project) -> None
 
 
 @pytest.mark.iree
+def test_a_compile_that_fails_in_a_suite_that_only_compiles_is_followed(project: Project) -> None:
+    project.suite('stages = ["compile", "compstat"]\n')
+    project.add("broken")
+    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", iree_compile=_BROKEN)
+    done = project.gauntlet("qualify", old, new, "--suite", "s", "--no-bundles")
+    assert done.code == 1, done.text
+    (loss,) = _read(project)["losses"]
+    assert (loss["chain"], loss["metric"]) == ("toy/broken@cpu", "compiles")
+    assert loss["since"] == f"first bad: {new}; last good: {old}"
+
+
+@pytest.mark.iree
+def test_a_slower_compile_of_a_model_without_a_benchmark_is_not_measured_again(project: Project) -> None:
+    project.add("untimed")
+    (project.benchmarks / "untimed_cpu.json").unlink()
+    old = write_build_tree(project.folder / "old")
+    new = write_build_tree(project.folder / "new", iree_compile="sleep 1")
+    done = project.gauntlet("qualify", old, new, "--no-times", "--submodel", "untimed")
+    assert done.code == 0, done.text
+    document = _read(project)
+    assert list(document["parts"]) == ["matrix", "compat"]
+    assert all("not measured again" in finding["text"] for finding in document["undecided"])
+
+
+@pytest.mark.iree
 def test_marks_are_read_before_anything_runs(project: Project) -> None:
     (project.folder / "history_marks.toml").write_text("[[mark]]\nseries = 3\n")
     done = project.gauntlet("qualify", "installed", "path")
@@ -270,7 +295,7 @@ def test_a_crash_that_does_not_come_again_is_no_loss(project: Project) -> None:
 def test_what_got_worse_is_told_from_what_got_better(tmp_path: Path) -> None:
     outcome = read_qualify_outcome(write_qualification(tmp_path / "q"))
     assert [(loss.kind, loss.chain, loss.metric) for loss in outcome.losses] == [
-        ("newly failing", "m/broken@cpu", "runs"),
+        ("newly failing", "m/broken@cpu", "compiles"),
         ("size", "m/larger@cpu", "size"),
     ]
     assert outcome.losses[1].text == "1,000,000 → 1,020,000 (+2.0000 %)"
@@ -571,7 +596,7 @@ def test_a_failure_that_does_not_come_again_is_undecided(tmp_path: Path, value: 
     ]
     if value == 0.0:
         results.append({"event": "search", "last_old": "a", "first_new": "b"})
-    _add_bisection(folder, "runs", "m/broken@cpu", results, "both pass" if value else "", labels=("a", "b"))
+    _add_bisection(folder, "compiles", "m/broken@cpu", results, "both pass" if value else "", labels=("a", "b"))
     outcome = read_qualify_outcome(folder)
     is_loss = value == 0.0
     assert [
