@@ -30,20 +30,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Define the options, under the names of iree-test-suites."""
     group = parser.getgroup("iree-gauntlet", "suites of torch models (docs/how-to/run.md)")
     group.addoption(
-        "--test-file-directory", metavar="DIR", help="Run the model tests (JSON files) anywhere below this folder."
+        "--test-file-directory",
+        type=_parse_folder,
+        metavar="DIR",
+        help="Run the model tests (JSON files) anywhere below this folder.",
     )
     group.addoption(
         "--module-directory",
+        type=_parse_folder,
         metavar="DIR",
         help="Folder that module names are relative to (default: that of the tests, or the one above it).",
     )
     group.addoption(
         "--external-file-directory",
+        type=_parse_folder,
         metavar="DIR",
         help="Folder of files without a URL; IREE's tools run there (default: test_suite_files next to the tests).",
     )
     group.addoption(
         "--artifact-directory",
+        type=_parse_folder,
         metavar="DIR",
         default="artifacts",
         help="Folder of downloads, compiled modules and runs (default: ./artifacts).",
@@ -58,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--job-summary-path",
+        type=_parse_folder,
         metavar="DIR",
         default="./",
         help="Folder for job_summary.md and job_summary.json (default: the working folder).",
@@ -98,6 +105,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="How long it may take to confirm one golden time (default: 300).",
     )
+
+
+def _parse_folder(text: str) -> str:
+    from argparse import ArgumentTypeError  # noqa: PLC0415 - only for a mistake
+
+    if not text:
+        raise ArgumentTypeError("it is empty: expected a folder; leave it out for the default")
+    return text
 
 
 def _parse_seconds(text: str) -> float:

@@ -382,7 +382,10 @@ def test_a_test_that_passes_when_it_is_repeated_is_flaky(project: TorchProject, 
 
 @pytest.mark.parametrize(
     "option",
-    ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient", "--rerun-failed=-1", "--rerun-failed=101"],
+    [
+        *("--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient", "--rerun-failed=-1"),
+        *("--rerun-failed=101", "--artifact-directory=", "--module-directory=", "--test-file-directory="),
+    ],
 )
 def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
     done = project.pytest(option)
