@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CLOCK = re.compile(r"\b(sleep|perf_counter(_ns)?|monotonic(_ns)?|(?<!/)process_time(_ns)?|time\.time(_ns)?)\b")
 _LISTED = {
     "engine/test_calls.py": "a clock that a test sets, in place of the program's",
+    "experiments/test_qualify.py": "a compile that takes longer; nothing is to follow, however long it takes",
     "support/clocks.py": "a clock that a test sets",
     "support/hanging.py": "what hangs, for tests of what ends it",
     "support/processes.py": "polls for an event; its limit only ends a hang",

@@ -197,6 +197,7 @@ def _start_hanging(cluster: LocalCluster, tools: HangingTools, project: Project)
     return project.start(*words, "--cluster", cluster.address)
 
 
+@pytest.mark.stress
 def test_a_worker_joins_an_encrypted_cluster_by_its_certificate_and_once(tmp_path: Path, project: Project) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
     lab, others = Authority.in_folder(tmp_path / "lab"), Authority.in_folder(tmp_path / "others")

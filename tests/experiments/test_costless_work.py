@@ -161,6 +161,7 @@ def _check(document: dict[str, Any], said: str, submodels: list[str]) -> None:
         assert f"more in {loop}" in said
 
 
+@pytest.mark.stress
 def test_what_costs_nothing_is_the_same_work_and_hides_nothing(project: Project) -> None:
     """With the smallest of all losses beside it: all else of the module, counted apart, does not change."""
     document, said = _compare(project, "unused at a long path", "p1")

@@ -98,6 +98,7 @@ func.func @double(%b: tensor<16xi64>) -> tensor<16xi64> {
 )
 
 
+@pytest.mark.stress
 def test_a_crash_in_one_of_several_calls_is_found_in_its_dispatch(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -611,7 +611,7 @@ def test_a_failure_that_does_not_come_again_is_undecided(tmp_path: Path, value: 
     else:
         assert "compile: error: failed; not confirmed: both pass" in page
         assert "newly failing of 1 model (undecided)" in page
-        assert "`bisection of m/broken@cpu by runs` | both pass |" in page
+        assert "`bisection of m/broken@cpu by compiles` | both pass |" in page
 
 
 def _add_bisection(
