@@ -210,6 +210,7 @@ class RunOpening(Opening):
         batch: number of small programs that are compiled as one; 0 for no batches.
         warnings: probable mistakes in the request, one line each.
         flaky_passes: a flaky step does not fail the run.
+        golden_skus: the SKUs that goldens of the selection are for.
         merged: data of the merged runs, besides their steps.
         micro: the request for a sweep.
         steps: the written steps, which `JournalRecord.planned` reads.
@@ -228,6 +229,7 @@ class RunOpening(Opening):
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     warnings: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     flaky_passes: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    golden_skus: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
     missing_shards: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     micro: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)

@@ -545,15 +545,25 @@ def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem
                 yield make_field_problem(case.origin.file, field, f"{path} is outside of the project", _RISK_HINT)
 
 
+def list_golden_skus(cases: Sequence[Case]) -> tuple[str, ...]:
+    """List the SKUs that goldens of the cases' specs are for, whether these goldens apply or not."""
+    keys = {(case.target.family, key) for case in cases for key in case.golden_keys}
+    for case in cases:
+        groups = case.goldens, case.idle_goldens, *(goldens for _, goldens in case.variant_goldens)
+        keys.update((case.target.family, golden.sku) for group in groups for golden in group)
+    # The keys of a further target have its family before the SKU, and the keys of counts may be targets.
+    names = {key.removeprefix(f"{family}-") for family, key in keys}
+    return tuple(
+        sorted(name for name in names if name and name.partition("-")[0] not in FAMILIES and not parse_target(name))
+    )
+
+
 def explain_unused_sku(cases: Sequence[Case], sku: str) -> str:
     """Return a warning if no golden of the cases is for a SKU, with the SKUs that there are; empty if one is."""
     goldens = [golden for case in cases for _, group in (("", case.goldens), *case.variant_goldens) for golden in group]
     if not sku or any(golden.sku == sku for golden in goldens):
         return ""
-    keys = [(case, key) for case in cases for key in (*case.golden_keys, *(golden.sku for golden in case.idle_goldens))]
-    # The keys of a further target have its family before the SKU, and the keys of counts may be targets.
-    names = {key.removeprefix(f"{case.target.family}-") for case, key in keys}
-    known = sorted(name for name in names if name and name.partition("-")[0] not in FAMILIES and not parse_target(name))
+    known = list_golden_skus(cases)
     known_text = f"SKUs with goldens: {list_first(known, _MAX_NAMES)}" if known else "no SKU has one"
     return f"no golden of the selection is for --sku {sku}{did_you_mean(sku, known)} ({known_text})"
 

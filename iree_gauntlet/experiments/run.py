@@ -30,7 +30,7 @@ from iree_gauntlet.engine.run_start import (
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.varying import find_uncounted_flags, require_known_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
-from iree_gauntlet.engine.workspace import explain_unused_sku, select
+from iree_gauntlet.engine.workspace import explain_unused_sku, list_golden_skus, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
@@ -294,6 +294,7 @@ def _open_engine(
             *list_quarantine_warnings(plan.steps, parts.day),
         ),
         flaky_passes=execution.flaky == "pass",
+        golden_skus=list_golden_skus(selection.cases.cases),
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sqlite3
 from contextlib import closing, contextmanager
 from dataclasses import astuple
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import list_first
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_events import ExperimentKind
@@ -31,14 +32,15 @@ from iree_gauntlet.records.history_record import (
     read_history_file,
 )
 from iree_gauntlet.records.outcome import read_outcome
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from iree_gauntlet.history.stores import HistoryStore
-    from iree_gauntlet.records.outcome import RunOutcome
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.settings import Configuration
 
 
@@ -262,33 +264,41 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def require_known_skus(outcome: RunOutcome, store: HistoryStore) -> None:
-    """Raise UsageError if a run has a SKU that no golden of its steps and no run in the history has.
+def explain_new_sku(record: JournalRecord, store: HistoryStore) -> str:
+    """Return a reason not to add a run: a SKU that no golden of its specs and no run in the history has; else empty.
 
     A mistyped SKU would begin series of its own.
     """
-    steps = [step for chain in outcome.cases for step in chain.steps]
+    steps = record.planned
     golden_skus = {golden.sku for step in steps for golden in (*step.goldens, *step.idle_goldens)}
+    golden_skus.update(*(opening.golden_skus for opening in record.runs))
     new_skus = {step.sku for step in steps} - {"", *golden_skus}
     if not new_skus:
-        return
+        return ""
     index = HistoryIndex(store)
     index.update()
-    known_skus = sorted(index.read_skus())
-    for sku in sorted(new_skus.difference(known_skus)):
-        there = f"SKUs in the history: {list_first(known_skus, _MAX_NAMES)}. " if known_skus else ""
-        raise UsageError(
-            f"run {outcome.run}: no golden is for its SKU {sku}, and no run in {store.place} has it"
-            f"{did_you_mean(sku, known_skus)}",
-            f"{there}If the SKU is right, `history.add --new-sku` adds the run; else run again with the right one.",
-        )
+    known_skus = sorted(index.read_skus() | golden_skus - {""})
+    problems = index.problems()
+    unread = f"; {pluralize(len(problems), 'file')} there cannot be read: {problems[0]}" if problems else ""
+    there = f" (known SKUs: {list_first(known_skus, _MAX_NAMES)})" if known_skus else ""
+    return "; ".join(
+        f"no golden is for the SKU {sku} of {format_path(record.path.parent)}, and no run in {store.place} has it"
+        f"{did_you_mean(sku, known_skus)}{there}{unread}"
+        for sku in sorted(new_skus.difference(known_skus))
+    )
+
+
+def describe_remedy(folders: Iterable[Path]) -> str:
+    """Return the next step for runs with a new SKU."""
+    command = shlex.join(["gauntlet", "history.add", *map(str, folders), "--new-sku"])
+    return f"If the SKU is right: `{command}`. If it is mistyped, run again with the right one."
 
 
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     """Add a finished run to the history in the settings; a failure only prints a warning, and does not fail the run.
 
-    Runs inside of other experiments than a matrix are left out, and those that only fetched files. `cache` has the
-    clones of remote histories.
+    Runs inside of other experiments than a matrix are left out, and those that only fetched files. A run with a new SKU
+    is left out with a warning. `cache` has the clones of remote histories.
     """
     if not configuration.history.add:
         return
@@ -296,11 +306,14 @@ def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     if outer_kinds - {None, ExperimentKind.MATRIX}:
         return
     try:
-        outcome = read_outcome(read_journal(run_dir / JOURNAL))
+        record = read_journal(run_dir / JOURNAL)
+        outcome = read_outcome(record)
         if all(step.stage is Stage.FETCH for chain in outcome.cases for step in chain.steps):
             return
         store = open_history(find_history(configuration), configuration, cache)
-        require_known_skus(outcome, store)
-        store.add(dict(map(make_history_file, extract(outcome))))
+        if reason := explain_new_sku(record, store):
+            messages.warn(f"the run was not added to the history: {reason}\n  {describe_remedy([run_dir])}")
+        else:
+            store.add(dict(map(make_history_file, extract(outcome))))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` adds it): {error}")

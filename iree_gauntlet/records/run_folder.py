@@ -161,8 +161,11 @@ def find_newest_run(folder: Path) -> Path:
     """Find the last written run of spec files; UsageError if there is none."""
     newest = next(list_runs_of_specs(folder), None)
     if newest is None:
-        if any(folder.glob(f"*/{JOURNAL}")):
-            raise UsageError(f"no run of spec files in {folder}", _BENCH_HINT)
+        other = next(list_folders(folder), None)
+        if other is not None:
+            runs = [str(format_path(other / name)) for name in list_inner_runs(other)]
+            hint = f"{other.name} has runs, which can be named: {list_first(runs, _MAX_HINTED_RUNS)}."
+            raise UsageError(f"no run of spec files in {folder}", hint if runs else _BENCH_HINT)
         raise UsageError(f"no run in {folder}", "Start one with `run`, or name the folder of one.")
     return newest
 

@@ -21,7 +21,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.history.extract import extract, make_iree_version
 from iree_gauntlet.history.imports import ImportFacts, import_figures
-from iree_gauntlet.history.index import HistoryIndex, require_known_skus
+from iree_gauntlet.history.index import HistoryIndex, describe_remedy, explain_new_sku
 from iree_gauntlet.history.judge import (
     MinEffects,
     add_confirmations,
@@ -108,10 +108,11 @@ def add(request: AddRequest) -> ExitCode:
     """Add runs, whatever their results; UsageError if one has a SKU that is new, unless `--new-sku` is given."""
     folders = [find_named_run(name, "history.add") for name in request.runs or (LATEST,)]
     store = _open_store(request)
-    outcomes = [read_outcome(read_journal(folder / JOURNAL)) for folder in folders]
-    for outcome in () if request.new_sku else outcomes:
-        require_known_skus(outcome, store)
-    code = _keep_runs(store, [part for outcome in outcomes for part in extract(outcome)])
+    records = [read_journal(folder / JOURNAL) for folder in folders]
+    for record in () if request.new_sku else records:
+        if reason := explain_new_sku(record, store):
+            raise UsageError(f"nothing was added: {reason}", describe_remedy(map(format_path, folders)))
+    code = _keep_runs(store, [part for record in records for part in extract(read_outcome(record))])
     for newer in list_newer_folders(folders[0]) if not request.runs else ():
         runs = [str(format_path(newer / name)) for name in list_inner_runs(newer)]
         hint = f"; its runs can be named: {list_first(runs, _MAX_LISTED_NAMES)}" if runs else ""

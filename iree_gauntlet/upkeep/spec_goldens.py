@@ -28,7 +28,7 @@ from iree_gauntlet.dialects.sharktank_schema import Benchmark, Goldens
 from iree_gauntlet.dialects.spec import TORCH_MODELS
 from iree_gauntlet.dialects.spec_file import load_json, read_byte_order_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
-from iree_gauntlet.engine.workspace import Selection, explain_unused_sku, refuse_untrusted, select
+from iree_gauntlet.engine.workspace import Selection, explain_unused_sku, list_golden_skus, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import GOLDEN_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import list_first, pluralize
@@ -287,6 +287,10 @@ def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
         )
     files = {step.origin.file for step in steps}
     cases = selection.cases
+    for sku in sorted({step.sku for step in steps}) if list_golden_skus(cases.cases) else ():
+        # The first golden of another machine, or of a mistyped name.
+        if warning := explain_unused_sku(cases.cases, sku):
+            messages.warn(warning)
     problems = sorted({item for item in (*cases.problems, *cases.unselected_problems) if item.file in files})
     for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")

@@ -47,6 +47,8 @@ pytestmark = pytest.mark.iree
         (["micro", "--run-dir"], 2, "error: --run-dir needs a value\n"),
         (["run", "--target"], 2, "error: --target needs a value\n"),
         (["run", "--markers", "a", "--markers", "b"], 2, "error: --markers can be given once\n"),
+        (["history.add", "--new-sku=mi300"], 2, "error: --new-sku takes no value\n"),
+        (["run", "--resume=yes"], 2, "error: --resume takes no value\n"),
         (["report"], 2, "error: expected report RUN… [--merge DIR] | report --index\n"),
         (["run", "--modle", "x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["run", "--modle=x"], 2, "error: run has no option --modle; did you mean --model?"),

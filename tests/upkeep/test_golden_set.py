@@ -303,6 +303,7 @@ def test_a_sku_that_no_golden_names_is_told(project: Project, monkeypatch: pytes
     assert warning in json.loads((project.newest / "summary.json").read_text())["remarks"]
     for command in ("golden.show", "golden.update"):
         assert f"warning: {warning}\n" in project.gauntlet(command, "--sku", "dekk").err
+    assert f"warning: {warning}\n" in project.gauntlet("golden.set").err, "it would begin goldens of its own"
 
     done = project.gauntlet("run", "--sku", "desk", benchmark_module=times)
     assert "no golden of the selection" not in done.text

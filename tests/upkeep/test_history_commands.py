@@ -227,16 +227,48 @@ def test_a_mistyped_sku_makes_no_series_of_its_own(project: Project, capsys: pyt
     assert project.gauntlet("history.add", "named-by-a-golden").code == 0
     assert project.gauntlet("history.add", "known-to-the-history").code == 0
     refused = project.gauntlet("history.add", "known-to-the-history", "mistyped")
-    message = "run mistyped: no golden is for its SKU mi30, and no run in history has it; did you mean 'mi300'?"
-    assert (refused.code, message in refused.err, "--new-sku" in refused.err) == (2, True, True), refused.text
+    message = "nothing was added: no golden is for the SKU mi30 of runs/mistyped, and no run in history has it"
+    assert refused.code == 2
+    assert f"{message}; did you mean 'mi300'? (known SKUs: mi300)" in refused.err
+    # The command in the message adds this run, whichever is the latest.
+    command = "history.add runs/known-to-the-history runs/mistyped --new-sku"
+    assert f"If the SKU is right: `gauntlet {command}`." in refused.err
     settings = Configuration(history=HistorySettings(str(project.folder / "history"), add=True))
     add_run(mistyped, settings, project.folder)
     warning = capsys.readouterr().err
-    assert "was not added to the history" in warning, warning
+    assert "was not added to the history: no golden is for the SKU mi30" in warning, warning
+    assert f"gauntlet history.add {mistyped} --new-sku`" in warning, warning
     assert len(list(project.folder.glob("history/*/*.json"))) == 2
-    assert project.gauntlet("history.add", "mistyped", "--new-sku").code == 0
+    assert project.gauntlet(*command.split()).code == 0
     assert project.gauntlet("history.add", "mistyped").code == 0, "the history knows the SKU now"
     assert len(list(project.folder.glob("history/*/*.json"))) == 3
+
+
+@pytest.mark.iree
+def test_a_golden_of_a_spec_names_its_sku_whatever_was_run(project: Project) -> None:
+    project.benchmark("abs", golden_time_ms={"my-desk": 5.0}, golden_time_tolerance_multiplier={"my-desk": 1.1})
+    words = ("run", "--submodel", "abs", "--stages", "compile", "--sku")
+    assert project.gauntlet(*words, "my-desk").code == 0
+    assert project.gauntlet("history.add").code == 0
+    assert project.gauntlet(*words, "my-dsk").code == 0
+    refused = project.gauntlet("history.add")
+    assert (refused.code, "did you mean 'my-desk'?" in refused.err) == (2, True), refused.err
+
+
+def test_files_that_cannot_be_read_may_have_the_sku(project: Project) -> None:
+    write_run_of_sku(project, "a", "mi300")
+    assert project.gauntlet("history.add", "--new-sku").code == 0
+    (file,) = project.folder.glob("history/*/*.json")
+    file.write_bytes(b"{")
+    refused = project.gauntlet("history.add")
+    assert (refused.code, "1 file there cannot be read" in refused.err) == (2, True), refused.err
+
+
+def test_without_a_run_the_runs_of_a_matrix_are_named(project: Project) -> None:
+    write_four_releases(project.folder / "runs" / "m")
+    refused = project.gauntlet("history.add")
+    assert refused.code == 2
+    assert "m has runs, which can be named: runs/m/3.12.0, runs/m/3.13.0, " in refused.err
 
 
 def test_a_run_that_never_began_is_refused(project: Project) -> None:
