@@ -176,6 +176,7 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
         merged=tuple(map(_describe_part, records)),
         missing_shards=missing,
         flaky_passes=all(run.flaky_passes for run in runs),
+        golden_skus=tuple(sorted({sku for run in runs for sku in run.golden_skus})),
         remarks=tuple(remarks),
     )
 

@@ -79,8 +79,8 @@ def _outcome(folder: Path) -> RunOutcome:
 
 def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"host": "bench-2", "cpu": "Xeon", "cores": 4}
-    one = _run(tmp_path / "one", "ace", 20.0, shard=_shard(1, 2))
-    two = _run(tmp_path / "two", "bd", shard=_shard(2, 2), machine=machine)
+    one = _run(tmp_path / "one", "ace", 20.0, shard=_shard(1, 2), golden_skus=["mi300"])
+    two = _run(tmp_path / "two", "bd", shard=_shard(2, 2), machine=machine, golden_skus=["mi325", "mi300"])
     assert _merge(one, two) is ExitCode.FAILED
     _run(tmp_path / "alone", "abcde", 20.0)
     merged, alone = _outcome(tmp_path / "whole"), _outcome(tmp_path / "alone")
@@ -104,6 +104,7 @@ def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: 
         ("one", 1, 0),
         ("two", 2, 1),
     ]
+    assert run.golden_skus == ("mi300", "mi325")
     assert read_run_options(tmp_path / "whole").options["shard"] == ""
     assert "note: merged from 2 runs: one, two\n" in capsys.readouterr().err
     # Made again from the merged journal alone.
