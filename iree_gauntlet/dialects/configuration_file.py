@@ -266,6 +266,8 @@ def _check_target(name: str, table: _TargetTable) -> Iterator[tuple[str, ...]]:
         yield ".runner", "no words", hint
     if words and Path(words[0]).name == "ssh" and not split_board(words)[0]:
         yield ".runner", "ssh has no host", 'Such as ssh HOST, or ["ssh", "-p", "2222", "HOST"].'
+    if words and Path(words[0]).name == "adb":
+        yield ".runner", "boards are not reached by adb", "Run an SSH server on the board, and name it: ssh HOST."
     for place in {*_PLACE.findall(" ".join(words))}.difference(LENGTH_PLACES):
         yield ".runner", f"unknown place {place}", f"For the length of vectors: {', '.join(LENGTH_PLACES)}."
     if target is None or not target.architecture or target.vector_bits:

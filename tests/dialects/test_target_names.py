@@ -206,6 +206,7 @@ def test_settings_define_processors(tmp_path: Path) -> None:
         ("[targets.arm64]\nruner = []", "did you mean 'runner'"),
         ("[targets.arm64-y]\nrunner = []", "targets.arm64-y.runner: no words"),
         ('[targets.arm64-y]\nrunner = "qemu-aarch64 -cpu max"', "targets.arm64-y.runner: expected a list of words"),
+        ('[targets.arm64-y]\nrunner = ["adb", "shell"]', "targets.arm64-y.runner: boards are not reached by adb"),
         ('[targets.arm64-y]\nrunner = "ssh"', "targets.arm64-y.runner: expected a list of words, or ssh HOST"),
         ('[targets.arm64-y]\nrunner = ["q", "v={byts}"]', "targets.arm64-y.runner: unknown place {byts}"),
         ('[targets.arm64-y]\ncompiler_flags = ["-O3"]', "--iree-llvmcpu-target-triple=aarch64-… is missing"),
