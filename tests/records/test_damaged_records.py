@@ -38,6 +38,8 @@ def _write_recorded(name: str, folder: Path) -> Path:
     return path
 
 
+# So many tests share the places of a record, as each test has minutes only.
+_SHARES = 5
 _RECORDS: dict[str, Callable[[Path], Path]] = {
     "run": lambda folder: make_every_verdict().write(folder) / "journal.jsonl",
     "sweep": partial(_write_recorded, "micro"),
@@ -70,12 +72,12 @@ def _try(act: Callable[[], object], damage: Damage) -> bool:
     return not said
 
 
-def _damage_record(kind: str, folder: Path, each: int, every: int = 1) -> None:
+def _damage_record(kind: str, folder: Path, each: int, every: int, first: int = 0) -> None:
     path = _RECORDS[kind](folder / "record")
     _report(path.parent)
     lines = path.read_text(encoding="utf-8").splitlines()
     outcomes = set()
-    for number, damage in iterate_damages([json.loads(line) for line in lines], each, every):
+    for number, damage in iterate_damages([json.loads(line) for line in lines], each, every, first):
         text = "\n".join([*lines[:number], damage.text, *lines[number + 1 :]])
         path.write_text(f"{text}\n", encoding="utf-8")
         outcomes.add(_try(partial(_report, path.parent), damage))
@@ -99,9 +101,10 @@ def test_a_damaged_record_is_a_report_or_a_message(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize("share", range(_SHARES))
 @pytest.mark.parametrize("kind", _RECORDS)
-def test_every_damage_of_every_place_of_a_record(kind: str, tmp_path: Path) -> None:
-    _damage_record(kind, tmp_path, JUNK_KINDS)
+def test_every_damage_of_every_place_of_a_record(kind: str, share: int, tmp_path: Path) -> None:
+    _damage_record(kind, tmp_path, JUNK_KINDS, _SHARES, share)
 
 
 def _use_history(store: str) -> None:

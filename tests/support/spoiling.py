@@ -126,11 +126,13 @@ class Damage:
     text: str
 
 
-def iterate_damages(documents: list[Any], junk_per_place: int, stride: int = 1) -> Iterator[tuple[int, Damage]]:
+def iterate_damages(
+    documents: list[Any], junk_per_place: int, stride: int = 1, first: int = 0
+) -> Iterator[tuple[int, Damage]]:
     """Yield a document's index and a damage for every path, with `junk_per_place` values of junk in rotation.
 
     All indices of a list count as one path. Paths that an earlier document with the same `event` and `part` has are
-    left out; of the other paths, every `stride`-th is damaged.
+    left out; of the other paths, every `stride`-th is damaged, from the `first` on.
     """
     junk_cycle = cycle(_JUNK)
     seen_keys = set[object]()
@@ -141,7 +143,7 @@ def iterate_damages(documents: list[Any], junk_per_place: int, stride: int = 1) 
             if key in seen_keys:
                 continue
             seen_keys.add(key)
-            if len(seen_keys) % stride:
+            if len(seen_keys) % stride != first:
                 continue
             for junk_value in islice(junk_cycle, junk_per_place):
                 yield index, _replace_value(document, path, junk_value)
