@@ -147,6 +147,9 @@ def run(
     request = setup.request
     for warning in setup.selection.warnings():
         messages.warn(warning)
+    is_strict = request.execution.unapplied_goldens == "fail" and list_golden_skus(setup.selection.cases.cases)
+    if setup.sku_warning and is_strict:
+        raise UsageError(setup.sku_warning, "With --unapplied-goldens warn, its times are only measured.")
     if setup.sku_warning and not brief:
         messages.warn(setup.sku_warning)
     for note in setup.selection.notes:

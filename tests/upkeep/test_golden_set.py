@@ -304,6 +304,8 @@ def test_a_sku_that_no_golden_names_is_told(project: Project, monkeypatch: pytes
     for command in ("golden.show", "golden.update"):
         assert f"warning: {warning}\n" in project.gauntlet(command, "--sku", "dekk").err
     assert f"warning: {warning}\n" in project.gauntlet("golden.set").err, "it would begin goldens of its own"
+    refused = project.gauntlet("run", "--sku", "dekk", "--unapplied-goldens", "fail")
+    assert (refused.code, f"error: {warning}\n" in refused.err) == (2, True), refused.text
 
     done = project.gauntlet("run", "--sku", "desk", benchmark_module=times)
     assert "no golden of the selection" not in done.text
