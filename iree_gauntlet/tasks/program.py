@@ -223,9 +223,9 @@ def _describe_foreign_option(word: str, task: str) -> str:
 
 def _describe_unknown_word(word: str, text: str) -> str:
     """Describe a misplaced word without dashes: an option's second value, or an unknown task."""
-    given = next((part for part in sys.argv if part.endswith(f"={word}")), "") if word not in sys.argv else ""
-    if given:
-        return f"{given.partition('=')[0]} takes no value"
+    option_text = next((part for part in sys.argv if part.endswith(f"={word}")), "") if word not in sys.argv else ""
+    if option_text:
+        return f"{option_text.partition('=')[0]} takes no value"
     previous = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if previous.startswith("-") and sys.argv.count(previous) > 1:
         return f"{previous} can be given once"
