@@ -521,8 +521,11 @@ class QualifyRequest:
     no_times: bool = option(False, "Do not compare times.")
     no_bundles: bool = option(False, "Do not explain what newly fails.")
     among: tuple[str, ...] = option(
-        (), "The IREEs between OLD and NEW for bisections, if these are no releases or nightlies (repeatable)."
+        (), "The IREEs between OLD and NEW for bisections, in order, in any form of --iree (repeatable)."
     )
+    nightlies: bool = option(False, "Search for losses among nightlies (the default if OLD or NEW is one).")
+    source: str = option("", "A checkout of IREE: follow losses to its commits, which are built.")
+    packages: bool = option(False, "Use packages of IREE's CI for commits that have them, and build the others.")
 
 
 @dataclass(frozen=True, slots=True)

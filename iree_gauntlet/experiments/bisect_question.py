@@ -167,19 +167,26 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
         _require_metric(bisect_request, request)
         setup = make_setup(request)
         chain = _find_chain(setup, metric)
-    _require_one_row(bisect_request, metric)
     place = make_place(request)
-    if bisect_request.into:
-        open_checkout(bisect_request.into, place)
-    if bisect_request.among:
-        row, good_is_older = list_candidates_among(bisect_request.good, bisect_request.bad, bisect_request.among), True
-    elif bisect_request.source:
-        row, good_is_older = list_commits(bisect_request.good, bisect_request.bad, bisect_request.source, place)
-    else:
-        row, good_is_older = list_candidates_between(
-            bisect_request.good, bisect_request.bad, place, nightlies=bisect_request.nightlies
-        )
+    row, good_is_older = make_row(bisect_request, metric, place)
     return Question(metric, chain, row, good_is_older, bisect_request, setup, place)
+
+
+def make_row(request: BisectRequest, metric: str, place: ToolchainLocations) -> tuple[tuple[Candidate, ...], bool]:
+    """Make the row of candidates between two ends; return also whether `good` is the older end.
+
+    Raises:
+        UsageError: options contradict each other, or the ends have nothing between them.
+        ToolchainError: the index of releases cannot be reached, or a checkout or commit does not exist.
+    """
+    _require_one_row(request, metric)
+    if request.into:
+        open_checkout(request.into, place)
+    if request.among:
+        return list_candidates_among(request.good, request.bad, request.among), True
+    if request.source:
+        return list_commits(request.good, request.bad, request.source, place)
+    return list_candidates_between(request.good, request.bad, place, nightlies=request.nightlies)
 
 
 def _make_flag_question(bisect_request: BisectRequest, request: RunRequest) -> Question:

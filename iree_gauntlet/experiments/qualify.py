@@ -25,19 +25,20 @@ from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_marks
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.bisect import bisect
+from iree_gauntlet.experiments.bisect_question import make_place, make_row
 from iree_gauntlet.experiments.compare import compare
 from iree_gauntlet.experiments.compat import check_compatibility
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.matrix import matrix, name_irees
 from iree_gauntlet.experiments.run import make_setup
-from iree_gauntlet.figures import METRICS
+from iree_gauntlet.figures import METRICS, Figure
 from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, read_journal, read_kind
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.measuring.instructions.work import CallPart, judge_parts
 from iree_gauntlet.measuring.profiles.dispatch_profile import match_dispatches
-from iree_gauntlet.records.bisect_outcome import select_chain
+from iree_gauntlet.records.bisect_outcome import CandidateRow, select_chain
 from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
 from iree_gauntlet.records.qualify_outcome import (
     COMPAT_AGAIN,
@@ -65,19 +66,21 @@ from iree_gauntlet.requests import (
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.toolchains.candidates import list_candidates_among
-from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.dialects.configuration_file import Mark
+    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.run import RunSetup
     from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
     from iree_gauntlet.records.qualify_outcome import BumpFinding
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.toolchains.find import ToolchainLocations
 
     _Performer = Callable[[RunRequest], ExitCode]
 
@@ -114,18 +117,20 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
     _check_candidates(options)
     marks = read_marks(find_project_folder() / MARKS_FILE)
     setup = make_setup(request)
-    for side in options.sides:
-        # A side that does not exist is a mistake in the command line, and not a loss.
-        setup.open_workbench_for(side)
+    # A side that does not exist is a mistake in the command line, and not a loss.
+    releases = [_find_release(side, setup.open_workbench_for(side)) for side in options.sides]
+    row = experiment.record.opening.row if experiment.record else _choose_row(options, releases, make_place(request))
     kept_options = {**asdict(options), **request.resume_options}
     opening = QualifyOpening(
-        suite=setup.selection.name, old=old, new=new, allowed=options.allow, kept=ResumeOptions(kept_options)
+        suite=setup.selection.name, old=old, new=new, allowed=options.allow, row=row, kept=ResumeOptions(kept_options)
     )
     previous = experiment.record.collect_results(PartResult) if experiment.record else {}
     with interruptible(lambda: None):
         with experiment.open(presenter, opening) as log:
             finished = {name: part for name, part in previous.items() if not part.problem}
-            qualification = _Qualification(experiment.folder, options, request, setup, marks, presenter, log, finished)
+            qualification = _Qualification(
+                experiment.folder, options, request, setup, marks, presenter, log, opening, finished
+            )
             qualification.run_parts()
             experiment.code = read_qualify_outcome(experiment.folder).worst_code
         return experiment.reported
@@ -141,6 +146,52 @@ def _check_candidates(options: QualifyRequest) -> None:
     low, high = sorted((first, last))
     if outside := next((version for version in versions if version and not low < version < high), None):
         raise UsageError(f"--among {outside}: it is not between {low} and {high}", "Name what lies between, in order.")
+
+
+def _find_release(side: str, workbench: Workbench) -> str:
+    """Return the release or nightly that a side names; empty if it is none, such as a build or a folder of wheels."""
+    choice = parse_choice(side)
+    if choice.kind in (ChoiceKind.INSTALLED, ChoiceKind.RANGE, ChoiceKind.NIGHTLY):
+        compiler, runtime = workbench.iree.compiler.release, workbench.iree.runtime.release
+        return compiler if compiler == runtime else ""
+    return str(choice.version or "")
+
+
+def _choose_row(options: QualifyRequest, releases: Sequence[str], place: ToolchainLocations) -> CandidateRow:
+    """Choose the candidates of bisections: named ones, commits, releases or nightlies, or else the two sides alone.
+
+    Raises:
+        UsageError: an option names what cannot lie between the sides.
+        ToolchainError: a checkout or a commit does not exist, or the index of nightlies does not answer.
+    """
+    choices = [parse_choice(side) for side in options.sides]
+    has_commits = any(choice.ref for choice in choices)
+    ends = [choice.ref or release for choice, release in zip(choices, releases, strict=True)]
+    folders = {str(choice.folder) for choice in choices if choice.ref and choice.folder}
+    source = options.source or (folders.pop() if len(folders) == 1 else "")
+    packages = options.packages or any(choice.kind is ChoiceKind.COMMIT for choice in choices)
+    old, new = options.sides
+    row = CandidateRow(old, new, among=options.sides, into=options.source, packages=options.packages)
+    if options.among:
+        row = replace(row, among=options.among)
+    elif has_commits and source and all(ends):
+        row = CandidateRow(ends[0], ends[1], source=source, packages=packages)
+    elif not has_commits and all(releases) and releases[0] != releases[1]:
+        row = replace(row, good=releases[0], bad=releases[1], among=(), nightlies=options.nightlies)
+    if options.nightlies and not row.nightlies:
+        message = "--nightlies: OLD and NEW have to be two releases or nightlies, without --among"
+        raise UsageError(message, "Leave it out, or name a checkout with --source for commits.")
+    if not (row.source or row.into or row.nightlies or row.packages):
+        return row
+    metric = Figure.SIZE.row.metric
+    try:
+        make_row(BisectRequest(metric=metric, **asdict(row)), metric, place)
+    except UsageError:
+        if options.source or not row.source:
+            raise
+        # The commits are of two branches.
+        return CandidateRow(old, new, among=options.sides)
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +210,7 @@ class _Qualification:
     marks: Sequence[Mark]
     presenter: Reporter
     log: EventLog
+    opening: QualifyOpening
     finished: Mapping[str, PartResult]
 
     def run_parts(self) -> None:
@@ -250,9 +302,6 @@ class _Qualification:
 
     def _follow_losses(self) -> None:
         """Explain and bisect each loss, which repeats it, the most serious first, until the budget is used up."""
-        good, bad = self.options.sides
-        is_indexed = all(parse_choice(side).version for side in self.options.sides)
-        among = self.options.among or (() if is_indexed else self.options.sides)
         end = time.monotonic() + 60 * self.options.budget
 
         def has_time_for(part: str) -> bool:
@@ -266,7 +315,7 @@ class _Qualification:
             if loss.explanation and not self.options.no_bundles and has_time_for(loss.explanation):
                 self._run_part(loss.explanation, partial(self._explain, loss), loss.chain)
             if loss.metric and has_time_for(loss.part):
-                question = BisectRequest(good=good, bad=bad, metric=loss.metric, among=among)
+                question = BisectRequest(metric=loss.metric, **asdict(self.opening.choose_row(loss.metric)))
                 perform = partial(self._bisect, question, loss)
                 self._run_part(loss.part, perform, loss.chain, loss.metric)
 

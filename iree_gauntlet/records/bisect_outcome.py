@@ -34,16 +34,12 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _RELEASE = re.compile(r"\d+\.\d+\.\d+\w*")
 
 
-def format_bisect_command(
-    ends: Sequence[str], metric: str, chain: str, variants: Sequence[str] = (), spec_dirs: Sequence[str] = ()
-) -> str:
+def format_bisect_command(ends: Sequence[str], metric: str, chain: str) -> str:
     """Return the command that finds the release of a change; empty unless the ends are two releases."""
-    if len(set(filter(_RELEASE.fullmatch, ends))) != 2 or not metric:
+    if len(set(filter(_RELEASE.fullmatch, ends))) != 2:
         return ""
     good, bad = ends
-    options = {"good": [good], "bad": [bad], "metric": [metric], "spec-dir": [*spec_dirs], **select_chain(chain)}
-    options["variant"] += variants
-    return shlex.join(("gauntlet", "bisect", *format_options(options)))
+    return CandidateRow(good, bad).format_command(metric, chain)
 
 
 def select_chain(chain: str) -> dict[str, list[str]]:
@@ -65,6 +61,40 @@ def select_chain(chain: str) -> dict[str, list[str]]:
 def format_options(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return options and their values as words of a command line."""
     return tuple(word for name, values in options.items() for text in values for word in (f"--{name}", text))
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRow(Recorded):
+    """The ends of a row of candidates, and what lies between them, as the options of `bisect` say it.
+
+    Attributes:
+        among: the candidates, if they are named.
+        nightlies: True if they are nightlies.
+        source: the checkout whose commits they are.
+        into: the checkout whose commits are searched next, between two candidates.
+        packages: True if commits are installed, and not built, where IREE's CI has packages of them.
+    """
+
+    good: str
+    bad: str
+    among: tuple[str, ...] = ()
+    nightlies: bool = False
+    source: str = ""
+    into: str = ""
+    packages: bool = False
+
+    def format_command(
+        self, metric: str, chain: str, variants: Sequence[str] = (), spec_dirs: Sequence[str] = ()
+    ) -> str:
+        """Return the command of a bisection by a metric; empty without one, or if nothing lies between the ends."""
+        if not metric or {*self.among} & {self.good, self.bad}:
+            return ""
+        options = {"good": [self.good], "bad": [self.bad], "among": self.among}
+        options |= {name: [text] for name, text in (("source", self.source), ("into", self.into)) if text}
+        options |= {"metric": [metric], "spec-dir": spec_dirs, **select_chain(chain)}
+        options["variant"] = [*options["variant"], *variants]
+        switches = {"--nightlies": self.nightlies, "--packages": self.packages}
+        return shlex.join(("gauntlet", "bisect", *format_options(options), *filter(switches.get, switches)))
 
 
 @dataclass(frozen=True, slots=True)

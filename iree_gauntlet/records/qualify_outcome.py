@@ -24,7 +24,7 @@ from iree_gauntlet.formatting import (
 from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
-from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
+from iree_gauntlet.records.bisect_outcome import CandidateRow, read_bisect_outcome
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
 from iree_gauntlet.records.explain_outcome import add_explanations
@@ -74,6 +74,7 @@ class QualifyOpening(Opening):
     Attributes:
         old, new: the IREEs.
         allowed: exact figures may be this many per cent larger.
+        row: the candidates of bisections.
     """
 
     kind: ExperimentKind = ExperimentKind.QUALIFY
@@ -81,6 +82,12 @@ class QualifyOpening(Opening):
     old: str
     new: str
     allowed: float
+    row: CandidateRow
+
+    def choose_row(self, metric: str) -> CandidateRow:
+        """Return the candidates of a bisection by a metric: times are compared in one row, so it goes into no other."""
+        figure = METRICS.get(metric)
+        return replace(self.row, into="") if figure and figure.is_compared_in_rounds else self.row
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -272,11 +279,9 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
     unjudged += [
         f"{finding.chain}, {finding.kind}: {finding.text}" for group, finding in findings if group == "unjudged"
     ]
-    bisections = {
-        name: _name_as_typed(read_bisect_outcome(folder / name))
-        for name, part in parts.items()
-        if part.metric and has(name)
-    }
+    bisections = {name: read_bisect_outcome(folder / name) for name, part in parts.items() if part.metric and has(name)}
+    if opening.row.among:
+        bisections = {name: _name_as_typed(bisection) for name, bisection in bisections.items()}
     findings = [_confirm(group, finding, bisections) for group, finding in findings]
     order = {kind: position for position, kind in enumerate(_KINDS)}
     findings.sort(key=lambda entry: (order.get(entry[1].kind, len(order)), -entry[1].factor))
@@ -314,7 +319,7 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
 
 
 def _name_as_typed(bisection: BisectOutcome) -> BisectOutcome:
-    """Return a bisection whose candidates have the names that the command line has, and not their folders'."""
+    """Return a bisection whose candidates have the names that `--among` has, and not their folders'."""
     names = {candidate.label: candidate.iree for candidate in bisection.opening.row}
     search = bisection.search
     if search:

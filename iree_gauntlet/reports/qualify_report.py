@@ -33,7 +33,6 @@ from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_events import MachineInfo
 from iree_gauntlet.measuring.code.code_changes import compare_code
-from iree_gauntlet.records.bisect_outcome import format_bisect_command
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.records.qualify_outcome import (
     COMPAT_AGAIN,
@@ -188,14 +187,16 @@ def _describe_cause(loss: BumpFinding) -> str:
 def _describe_release(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Describe since when a loss is there, by its bisection."""
     bisection = outcome.bisections.get(loss.part)
-    return bisection.answer if bisection else "not searched"
+    if bisection is None:
+        return "not searched"
+    return f"{bisection.answer}; {bisection.change}" if bisection.change else bisection.answer
 
 
 def _format_command(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return the command that searches for the release of a loss; empty if there is none."""
     opening = outcome.opening
-    ends, spec_dirs = (opening.old, opening.new), opening.options.get("spec_dir", ())
-    return format_bisect_command(ends, loss.metric, loss.chain, opening.variants, spec_dirs)
+    row, spec_dirs = opening.choose_row(loss.metric), opening.options.get("spec_dir", ())
+    return row.format_command(loss.metric, loss.chain, opening.variants, spec_dirs)
 
 
 def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:
@@ -220,8 +221,9 @@ def _show_expectations(outcome: QualifyOutcome) -> Iterator[Block]:
 def _format_issue(outcome: QualifyOutcome, loss: BumpFinding) -> str:
     """Return a text for an issue: what, since when, how to see it."""
     lines = [f"{loss.chain}: {loss.kind} from {outcome.names[0]} to {outcome.names[1]}", "", loss.text]
-    if outcome.bisections.get(loss.part):
-        lines += ["", f"Bisected: {outcome.bisections[loss.part].answer}"]
+    if bisection := outcome.bisections.get(loss.part):
+        lines += ["", f"Bisected: {_describe_release(outcome, loss)}"]
+        lines += [bisection.change.pull_link] if bisection.change and bisection.change.pull else []
     if loss.cause:
         lines += ["", f"Explained: {loss.cause}"]
     if loss.bundle:

@@ -192,6 +192,9 @@ def test_a_flag_that_is_gone_is_the_loss(project: Project) -> None:
         (["installed", "path", "--allow", "-1"], 2, "--allow -1: expected a percentage, 0 or more"),
         (["installed", "path", "--among", "foo"], 2, "--among foo: not a known IREE"),
         (["3.12.0", "3.13.0", "--among", "3.5.0"], 2, "--among 3.5.0: it is not between 3.12.0 and 3.13.0"),
+        (["installed", "path", "--nightlies"], 2, "--nightlies: OLD and NEW have to be two releases or nightlies"),
+        (["installed", "path", "--packages"], 2, "--packages is for commits"),
+        (["installed", "path", "--source", "nope"], 2, "nope is not a folder"),
     ],
 )
 def test_wrong_input(project: Project, words: list[str], code: int, says: str) -> None:
@@ -589,7 +592,7 @@ def test_a_slower_model_that_is_not_slower_again_is_no_loss(
 
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_a_failure_that_does_not_come_again_is_undecided(tmp_path: Path, value: float) -> None:
-    folder = write_qualification(tmp_path / "q")
+    folder = write_qualification(tmp_path / "q", among=_RELEASES)
     results = [
         {"event": "result", "step": label, "bad": label == "b", "value": end, "text": "passes"}
         for label, end in (("a", 1.0), ("b", value))

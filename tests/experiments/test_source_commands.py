@@ -9,12 +9,17 @@ import shlex
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_question import describe_change
+from iree_gauntlet.experiments.qualify import _choose_row
+from iree_gauntlet.records.bisect_outcome import CandidateRow
+from iree_gauntlet.requests import QualifyRequest
 from tests.support.command_line import LIMIT_SECONDS, CommandResult
 from tests.support.iree_source import (
     MISSING_TOOLS,
@@ -428,6 +433,59 @@ def test_from_releases_to_the_commit(history: tuple[Project, IreeSource]) -> Non
     resumed = project.gauntlet("bisect", "--resume", "--run-dir", "b")
     assert resumed.code == 0, resumed.text
     assert json.loads((project.folder / "b" / "bisect.json").read_text())["first_new"] == source.commits["h"][:12]
+
+
+@pytest.mark.stress
+def test_a_loss_between_two_commits_is_followed_to_its_commit(history: tuple[Project, IreeSource]) -> None:
+    project, source = history
+    sides = (f"source:{source.folder}@iree-9.0.0", f"source:{source.folder}@{source.commits['j']}")
+    done = project.gauntlet("qualify", *sides, "--no-times", "--no-bundles", "--run-dir", "q")
+    assert done.code == 1, done.text
+    (loss,) = json.loads((project.folder / "q" / "qualify.json").read_text())["losses"]
+    commit = source.commits["h"][:12]
+    assert (loss["kind"], loss["since"].startswith(f"first bad: {commit}; last good: ")) == ("wrong numbers", True)
+    assert loss["since"].endswith(" by Ada Example: Take another sign (#42)")
+    page = (project.folder / "q" / "qualify.md").read_text()
+    assert "https://github.com/iree-org/iree/pull/42" in page
+    command = ("--good", "iree-9.0.0", "--bad", source.commits["j"], "--source", str(source.folder), "--metric", "runs")
+    assert f"gauntlet bisect {shlex.join(command)}" in page
+
+
+def test_a_qualification_searches_among_what_lies_between(source: IreeSource, tmp_path: Path) -> None:
+    source.git("tag", "iree-9.0.0", "HEAD")
+    source.git("checkout", "-q", "-b", "side")
+    source.commit("of-a-branch")
+    source.git("checkout", "-q", "main")
+    new = source.commit("new")
+    checkout = str(source.folder)
+    place = make_toolchain_place(tmp_path, search_path=os.environ["PATH"], offline=True)
+
+    def choose(*sides: str, releases: tuple[str, str] = ("", ""), **options: Any) -> CandidateRow:
+        return _choose_row(QualifyRequest(sides=sides, **options), releases, place)
+
+    old_commit, new_commit = f"source:{checkout}@iree-9.0.0", f"source:{checkout}@main"
+    commits = CandidateRow("iree-9.0.0", "main", source=checkout)
+    releases = ("3.12.0", "3.13.0")
+    between = CandidateRow(*releases)
+    assert choose(old_commit, new_commit) == commits
+    assert choose("9.0.0", new_commit, releases=("9.0.0", "")) == replace(commits, good="9.0.0")
+    packages = choose("9.0.0", f"commit:{new[:10]}", releases=("9.0.0", ""), source=checkout)
+    assert packages == CandidateRow("9.0.0", new[:10], source=checkout, packages=True)
+    assert choose(*releases, releases=releases) == between
+    assert choose("installed", "nightly", releases=releases) == between
+    assert choose(*releases, releases=releases, nightlies=True, source=checkout) == replace(
+        between, nightlies=True, into=checkout
+    )
+    # Two branches have no commits between them, and nothing is known to lie between two builds.
+    branches = (f"source:{checkout}@side", new_commit)
+    assert choose(*branches) == CandidateRow(*branches, among=branches)
+    builds = ("build:a", "build:b")
+    assert choose(*builds) == CandidateRow(*builds, among=builds)
+    assert choose(*builds, among=("build:c",), source=checkout) == CandidateRow(
+        *builds, among=("build:c",), into=checkout
+    )
+    with pytest.raises(UsageError, match="is an ancestor of the other"):
+        choose(*branches, source=checkout)
 
 
 @pytest.mark.parametrize(

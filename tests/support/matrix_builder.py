@@ -174,7 +174,12 @@ def _make_failed(stage: str, kind: str) -> dict[str, Any]:
     return {**chain, stage: {**chain[stage], "failure": kind}}
 
 
-def write_qualification(folder: Path, allowed: float = 1.0, **others: tuple[dict[str, Any], dict[str, Any]]) -> Path:
+def write_qualification(
+    folder: Path,
+    allowed: float = 1.0,
+    among: tuple[str, ...] = (),
+    **others: tuple[dict[str, Any], dict[str, Any]],
+) -> Path:
     """Write the record of two releases between which models got better, worse, and broke.
 
     `others`: by name, further models: the results of `make_chain` with each release.
@@ -203,6 +208,7 @@ def write_qualification(folder: Path, allowed: float = 1.0, **others: tuple[dict
     }
     write_record(folder / "matrix", dict(runs), results={"3.12.0": 1, "3.13.0": 1})
     opening = {"kind": "qualify", "name": folder.name, "old": "3.12.0", "new": "3.13.0", "allowed": allowed}
+    opening["row"] = {"good": "3.12.0", "bad": "3.13.0", "among": list(among)}
     events = [
         {"event": "opening", **opening},
         {"event": "start", "step": "matrix"},
