@@ -181,7 +181,9 @@ def _choose_row(options: QualifyRequest, releases: Sequence[str], place: Toolcha
     if options.nightlies and not row.nightlies:
         message = "--nightlies: OLD and NEW have to be two releases or nightlies, without --among"
         raise UsageError(message, "Leave it out, or name a checkout with --source for commits.")
-    if not (row.source or row.into or row.nightlies or row.packages):
+    if options.packages and not (row.source or row.into):
+        raise UsageError("--packages is for commits", "Name their checkout with --source.")
+    if not (row.source or row.into or row.nightlies):
         return row
     metric = Figure.SIZE.row.metric
     try:
