@@ -26,6 +26,7 @@ from iree_gauntlet.upkeep.programs import (
 )
 from iree_gauntlet.upkeep.references import TFLITE, get_memory_limit
 from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
+from iree_gauntlet.workers.iree_side.index_operators import IndexUse
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ class _MlirValue(Recorded):
     dtype: str
     element_type: str
     shape: tuple[Any, ...]
+    index_uses: tuple[Any, ...] = ()
+    uses_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +295,8 @@ def _read_mlir_input(
         raise UsageError(message, "Only tensors of numbers have inputs in a spec: `tensor<4xf32>`, `tensor<f32>`.")
     sizes = [f"?{axis}" if size is None else size for axis, size in enumerate(value.shape)]
     tensor = make_input(value.name, value.element_type, sizes, given_shape, value.dtype)
-    return replace(tensor, sign=_read_sign(value.type))
+    uses = tuple(IndexUse(**item) for item in value.index_uses)
+    return replace(tensor, sign=_read_sign(value.type), index_uses=uses, uses_known=value.uses_known)
 
 
 def _load_model(restored: str | None) -> Any:

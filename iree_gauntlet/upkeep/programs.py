@@ -15,6 +15,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from iree_gauntlet.workers.iree_side.index_operators import IndexUse
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
@@ -33,6 +34,8 @@ class ProgramInput:
         open_sizes: the names of sizes to choose, by axis from 0; empty with `--shape`.
         dtype: NumPy's or ml_dtypes' name of the element type.
         sign: as of `ProgramOutput`.
+        index_uses: of a program in MLIR, the operators that use it as an index.
+        uses_known: False if there may be other operators that are not defined for all integers.
     """
 
     name: str
@@ -42,6 +45,8 @@ class ProgramInput:
     is_open_in_file: bool
     dtype: str = ""
     sign: str = ""
+    index_uses: tuple[IndexUse, ...] = ()
+    uses_known: bool = True
 
     @property
     def is_float(self) -> bool:

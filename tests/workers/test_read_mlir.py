@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from iree_gauntlet.workers.iree_side import read_mlir
+from iree_gauntlet.workers.iree_side.index_operators import EVERYTHING, FLAT, MOVED, NEGATIVE, NOTHING, IndexUse
 from iree_gauntlet.workers.iree_side.onnx_reference import OnnxRuntime
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
@@ -53,6 +55,83 @@ def test_types_are_read_in_every_notation(tmp_path: Path) -> None:
     assert second["outputs"][0]["type"] == "!torch.vtensor<[2,?],si64>"
     assert (answer["has_f64"], answer["state"]) == (True, ["count"])
     assert {"func", "util"} <= set(answer["dialects"])
+
+
+def test_indices_are_found_through_operators_that_keep_them(tmp_path: Path) -> None:
+    dimensions = "inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1"
+    answer = read(
+        tmp_path,
+        f"""
+        func.func private @inner(%x: tensor<5x3xf32>, %i: tensor<4x1xi32>) -> tensor<4x3xf32> {{
+          %0 = "stablehlo.gather"(%x, %i) <{{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+            collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 3>}}>
+            : (tensor<5x3xf32>, tensor<4x1xi32>) -> tensor<4x3xf32>
+          return %0 : tensor<4x3xf32>
+        }}
+        func.func @gather(%x: tensor<5x3xf32>, %i: tensor<4xi32>) -> tensor<4x3xf32> {{
+          %c = stablehlo.constant dense<5> : tensor<4xi32>
+          %0 = stablehlo.add %i, %c : tensor<4xi32>
+          %1 = stablehlo.broadcast_in_dim %0, dims = [0] : (tensor<4xi32>) -> tensor<4x1xi32>
+          %2 = call @inner(%x, %1) : (tensor<5x3xf32>, tensor<4x1xi32>) -> tensor<4x3xf32>
+          return %2 : tensor<4x3xf32>
+        }}
+        func.func @scatter(%x: tensor<5x3xf32>, %i: tensor<4x1xi32>, %u: tensor<4x3xf32>) -> tensor<5x3xf32> {{
+          %0 = "stablehlo.scatter"(%x, %i, %u) <{{scatter_dimension_numbers =
+            #stablehlo.scatter<update_window_dims = [1], {dimensions}>}}> ({{
+          ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+            stablehlo.return %b : tensor<f32>
+          }}) : (tensor<5x3xf32>, tensor<4x1xi32>, tensor<4x3xf32>) -> tensor<5x3xf32>
+          return %0 : tensor<5x3xf32>
+        }}
+        func.func @slice(%x: tensor<?x3xf32>, %i: tensor<i64>, %j: tensor<i64>) -> tensor<2x3xf32> {{
+          %0 = stablehlo.multiply %j, %j : tensor<i64>
+          %1 = stablehlo.dynamic_slice %x, %i, %j, sizes = [2, 3]
+            : (tensor<?x3xf32>, tensor<i64>, tensor<i64>) -> tensor<2x3xf32>
+          return %1 : tensor<2x3xf32>
+        }}
+        func.func @torch(%x: !torch.vtensor<[6,3],f32>, %i: !torch.vtensor<[5],si64>, %j: !torch.vtensor<[5],si64>)
+            -> !torch.vtensor<[5],f32> {{
+          %0 = torch.prim.ListConstruct %i, %j
+            : (!torch.vtensor<[5],si64>, !torch.vtensor<[5],si64>) -> !torch.list<vtensor>
+          %1 = torch.aten.index.Tensor %x, %0
+            : !torch.vtensor<[6,3],f32>, !torch.list<vtensor> -> !torch.vtensor<[5],f32>
+          return %1 : !torch.vtensor<[5],f32>
+        }}
+        func.func @element(%x: tensor<5xf32>, %i: tensor<4xi64>) -> tensor<4xf32> {{
+          %0 = tensor.empty() : tensor<4xf32>
+          %1 = linalg.generic {{indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>],
+              iterator_types = ["parallel"]}} ins(%i : tensor<4xi64>) outs(%0 : tensor<4xf32>) {{
+          ^bb0(%a: i64, %b: f32):
+            %2 = arith.index_cast %a : i64 to index
+            %3 = tensor.extract %x[%2] : tensor<5xf32>
+            linalg.yield %3 : f32
+          }} -> tensor<4xf32>
+          return %1 : tensor<4xf32>
+        }}
+        """,
+    )
+    uses = {
+        f"{function['name']} {item['name']}": (item["uses_known"], *item["index_uses"])
+        for function in answer["functions"]
+        for item in function["inputs"]
+        if "int" in item["dtype"]
+    }
+    gather: dict[str, Any] = {"by_column": True, "computed": True, "layout": FLAT, "bits": 32}
+    put: dict[str, Any] = {"by_column": True, "distinct": "anywhere"}
+    assert uses == {
+        "gather arg1": (True, use_index("stablehlo.gather", EVERYTHING, 5, **gather)),
+        "scatter arg1": (True, use_index("stablehlo.scatter", EVERYTHING, 5, **put)),
+        "slice arg1": (True, use_index("stablehlo.dynamic_slice", EVERYTHING, ("arg0", 0), span=2)),
+        # What a product is for is unknown.
+        "slice arg2": (False, use_index("stablehlo.dynamic_slice", EVERYTHING, 3, span=3)),
+        "torch arg1": (True, use_index("torch.aten.index.Tensor", NEGATIVE, 6)),
+        "torch arg2": (True, use_index("torch.aten.index.Tensor", NEGATIVE, 3)),
+        "element arg1": (True, use_index("tensor.extract", NOTHING, 5, layout=MOVED)),
+    }
+
+
+def use_index(operator: str, outside: str, size: Any, *, span: int = 1, **others: Any) -> dict[str, Any]:
+    return asdict(IndexUse(operator, outside, (size,), (span,), **others))
 
 
 def test_a_products_sum_is_estimated(tmp_path: Path) -> None:

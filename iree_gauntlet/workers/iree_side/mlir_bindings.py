@@ -49,12 +49,21 @@ class IrValue(Protocol):
     type: object
     location: object
     context: object
+    owner: IrOperation
+    uses: Iterable[IrUse]
 
     def get_name(self) -> str:
         """Return the name that the text of the program has."""
 
     def set_location(self, location: object) -> None:
         """Change the location of an argument; older bindings lack this."""
+
+
+class IrUse(Protocol):
+    """A use of a value by an operation, as one of its operands."""
+
+    owner: IrOperation
+    operand_number: int
 
 
 class IrBlock(Protocol):
@@ -79,6 +88,7 @@ class IrOperation(Protocol):
     operands: Sequence[IrValue]
     results: Sequence[IrValue]
     regions: Sequence[IrRegion]
+    parent: IrOperation
 
     def walk(self, visit: Callable[[IrOperation], object]) -> None:
         """Visit the operation and all inside of it; each visit returns an `ir.WalkResult`."""

@@ -7,7 +7,9 @@ that IREE's compiler has, or a portable artifact of StableHLO. The answer:
 
     {"dialects": ["func", "linalg"],              those of all operations
      "functions": [{"name": "main",               public functions with a body
-                    "inputs": [{"name", "type", "dtype", "element_type", "shape"}],
+                    "inputs": [{"name", "type", "dtype", "element_type", "shape",
+                                "index_uses": […],        those of an integer: `IndexUse` in `index_operators.py`
+                                "uses_known": true}],     whether all that uses an integer is known there
                     "outputs": […]}],             the same
      "has_f64": false,
      "longest_sum": 64,                           an estimate of the largest number of products in a sum
@@ -29,7 +31,7 @@ import math
 import re
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -41,6 +43,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.index_operators import LIST_OPERANDS, IndexUse, trace_indices
 from iree_gauntlet.workers.iree_side.mlir_bindings import read_narrow_elements, read_string
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, find_dtype
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from iree_gauntlet.workers.iree_side.index_operators import Size
     from iree_gauntlet.workers.iree_side.mlir_bindings import (
         IrAttribute,
         IrBlock,
@@ -96,6 +100,12 @@ _META_PREFIX = "torch.onnx_meta."
 _DEFAULT_OPSET, _DEFAULT_IR_VERSION = 17, 8
 # The attributes of graphs, in the order of the regions.
 _GRAPHS = {"If": ("else_branch", "then_branch"), "Loop": ("body",), "Scan": ("body",)}
+# Attributes of StableHLO that have others inside, of which the bindings know nothing.
+_DIMENSIONS = ("dimension_numbers", "scatter_dimension_numbers")
+_TYPE_TEXT = re.compile(r"#vhlo\.\w+<|array<\w+:|dense<|: (?:tensor<(\d+)x\w+>|\w+)")
+_INTEGER = re.compile(r"(u?)s?i(?:nt)?(\d+)|index")
+# The number of an operand of which no row knows.
+_ALL_OTHERS = 1 << 20
 _RESOURCE = re.compile(r"dense_resource<([^>]+)> : tensor<((?:\d+x)*)(\w+)>\Z")
 _RESOURCE_TEXT = re.compile(r'^\s*("?[\w.$:/-]+"?): "0x([0-9A-Fa-f]*)"', re.MULTILINE)
 _ALIGNMENT_BYTES = 4
@@ -142,6 +152,8 @@ class _Tensor:
     dtype: str
     element_type: str
     shape: list[int | None]
+    index_uses: tuple[IndexUse, ...] = ()
+    uses_known: bool = True
 
 
 def _read_type(text: str, name: str = "") -> _Tensor:
@@ -177,6 +189,131 @@ def _list_outputs(operation: IrOperation) -> list[_Tensor]:
         *_, terminator = operation.regions[0].blocks[0].operations
         types = [value.type for value in terminator.operands]
     return [_read_type(str(item), f"output_{index}") for index, item in enumerate(types)]
+
+
+@dataclass(frozen=True, slots=True)
+class _MlirOperator:
+    """An operation as `index_operators.py` sees it; `arguments` are those of the program's function, by value."""
+
+    name: str
+    operation: IrOperation
+    graph: _MlirGraph
+
+    def get_shape(self, operand: int) -> list[Size]:
+        value = self.operation.operands[self._renumber(operand)]
+        names, name = self.graph.names, self.graph.names.get(value, "")
+        shape = _read_type(str(value.type)).shape
+        return [(name, axis) if size is None and value in names else size for axis, size in enumerate(shape)]
+
+    def get_result_shape(self) -> list[Size]:
+        return [*_read_type(str(self.operation.results[0].type)).shape]
+
+    def get_integers(self, name: str) -> list[int] | None:
+        return _read_integers(self.operation, name)
+
+    def get_constant(self, operand: int) -> int | None:
+        owner = self.operation.operands[operand].owner
+        name = getattr(owner, "name", "")
+        return int(owner.attributes["value"].value) if name.startswith("torch.constant.") else None
+
+    def list_inner(self) -> list[str]:
+        blocks = [block for region in self.operation.regions for block in region.blocks]
+        return [item.operation.name for block in blocks for item in block.operations]
+
+    def list_followers(self, operand: int) -> list[IrValue]:
+        match self.name:
+            case "func.call":
+                function = self.graph.functions.get(_read_callee(self.operation))
+                return [function.regions[0].blocks[0].arguments[operand]] if function else []
+            case "func.return":
+                calls = self.graph.calls.get(read_string(self.operation.parent.operation, "sym_name"), ())
+                return [call.results[operand] for call in calls]
+            case "linalg.generic":
+                return [self.operation.regions[0].blocks[0].arguments[operand]]
+            case "linalg.yield":
+                return [self.operation.parent.operation.results[operand]]
+            case "stablehlo.optimization_barrier":
+                return [self.operation.results[operand]]
+        return [*self.operation.results]
+
+    def _renumber(self, operand: int) -> int:
+        """Return the operand of a list's entry, or of StableHLO's scatter, whose indices come after all inputs."""
+        is_scatter = self.name == "stablehlo.scatter" and operand == 1
+        return len(self.operation.operands) // 2 if is_scatter else operand
+
+
+class _MlirGraph:
+    """A module as `index_operators.py` sees it; `names` are those of the arguments of the program's function."""
+
+    def __init__(self, module: IrModule) -> None:
+        from iree.compiler import ir  # noqa: PLC0415 - only this program's Python has it
+
+        self.names: dict[IrValue, str] = {}
+        self.functions: dict[str, IrOperation] = {}
+        self.calls: dict[str, list[IrOperation]] = {}
+
+        def visit(item: IrOperation) -> object:
+            operation = item.operation
+            if "function_type" in operation.attributes and len(operation.regions) == 1:
+                self.functions[read_string(operation, "sym_name")] = operation
+            if _name_operation(operation) == "func.call":
+                self.calls.setdefault(_read_callee(operation), []).append(operation)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(visit)
+
+    def trace(self, function: IrOperation, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+        """Return a function's inputs with what uses their integers."""
+        arguments = function.regions[0].blocks[0].arguments
+        self.names = {value: item.name for value, item in zip(arguments, inputs, strict=True)}
+        traced_inputs = []
+        for value, item in zip(arguments, inputs, strict=True):
+            uses, are_known = trace_indices(self, value) if "int" in item.dtype else ((), True)
+            traced_inputs.append(replace(item, index_uses=uses, uses_known=are_known))
+        return traced_inputs
+
+    def list_users(self, value: IrValue) -> Iterator[tuple[_MlirOperator, int]]:
+        for use in value.uses:
+            operation, operand = use.owner.operation, use.operand_number
+            if operation.name == "torch.prim.ListConstruct":
+                for list_use in operation.results[0].uses:
+                    owner = list_use.owner.operation
+                    yield _MlirOperator(owner.name, owner, self), LIST_OPERANDS + operand
+                continue
+            name = _name_operation(operation)
+            if name == "stablehlo.scatter":
+                operand = 1 if operand == len(operation.operands) // 2 else _ALL_OTHERS
+            yield _MlirOperator(name, operation, self), operand
+
+    def get_integer_type(self, value: IrValue) -> tuple[int, bool] | None:
+        text = str(value.type)
+        match = _INTEGER.fullmatch(_read_type(text).dtype or text)
+        return (int(match[2] or 64), match[1] != "u") if match else None
+
+
+def _read_integers(operation: IrOperation, name: str) -> list[int] | None:
+    """Return the integers of an attribute, or of an entry of StableHLO's dimensions; None without it."""
+    if name in operation.attributes:
+        text = str(operation.attributes[name])
+        numbers = [int(number == "true" or number) for number in re.findall(r"-?\d+|true", _TYPE_TEXT.sub(" ", text))]
+        count = next((int(match[1]) for match in _TYPE_TEXT.finditer(text) if match[1]), 1)
+        return numbers * count if len(numbers) == 1 else numbers
+    for dimensions in _DIMENSIONS:
+        text = str(operation.attributes[dimensions]) if dimensions in operation.attributes else ""
+        if match := re.search(rf"\b{name} = (\[[^\]]*\]|\d+)", text):
+            return [*map(int, re.findall(r"\d+", match[1]))]
+    return None
+
+
+def _read_callee(operation: IrOperation) -> str:
+    return read_string(operation, "callee") or str(operation.attributes["callee"]).removeprefix("@")
+
+
+def _name_operation(operation: IrOperation) -> str:
+    """Return the name of an operation; of the versioned StableHLO, that of StableHLO or of functions."""
+    name = re.sub(r"^vhlo\.(\w+?)_v\d+$", r"stablehlo.\1", operation.name)
+    is_function = name == "stablehlo.return" and "function_type" in operation.parent.operation.attributes
+    return "func.return" if is_function else "func.call" if name == "stablehlo.call" else name
 
 
 def _list_functions(module: IrModule) -> Iterator[IrOperation]:
@@ -230,11 +367,11 @@ def _read(document: Mapping[str, object]) -> dict[str, object]:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    functions = []
+    functions, graph = [], _MlirGraph(module)
     onnx_files, onnx_problem = {}, ""
     for operation in _list_functions(module):
         name = read_string(operation, "sym_name")
-        inputs, outputs = _list_inputs(operation), _list_outputs(operation)
+        inputs, outputs = graph.trace(operation, _list_inputs(operation)), _list_outputs(operation)
         functions.append({"name": name, "inputs": [*map(asdict, inputs)], "outputs": [*map(asdict, outputs)]})
         has_f64 = has_f64 or any(item.element_type == "f64" for item in inputs)
         if has_onnx:
