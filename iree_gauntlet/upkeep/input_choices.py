@@ -18,7 +18,8 @@ import numpy as np
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, find_dtype, pack_bytes, walk_nodes
+from iree_gauntlet.workers.iree_side.index_operators import find_bound
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, walk_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iree_gauntlet.upkeep.programs import ProgramInput, UserProgram
+    from iree_gauntlet.workers.iree_side.index_operators import Operator, Size
 
     Array = NDArray[Any]
     Sizes = tuple[int, ...]
+    Rule = Callable[["OperatorUse"], Sequence[float]]
 
 
 _MAX_VALUES = 64
@@ -65,13 +68,11 @@ _DOMAINS = {
 _INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1, 4), ("Pow", 1): (0, 3)}
 # The ranges of floats to try: first noise, then probabilities, then possible divisors.
 _FLOAT_RANGES = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
-_MAX_LITERAL_VALUES = 64
+MAX_LITERAL_VALUES = 64
 NPY_MAGIC = b"\x93NUMPY"
 # The bits per value of types that no source generates; their random values are made of random bits.
 _PACKED_BITS = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
-# The types whose values may be at edges, and the number of values from which on they are.
-_EDGE_TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64")
-_MIN_EDGE_VALUES = 4
+_ONNX_DOMAINS = ("", "ai.onnx")
 _SET_PREFIX = "test_data_set_"
 _DATA_HINT = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
 
@@ -116,15 +117,18 @@ class InputChoice:
         return self.type if "x" in self.type and self.zero else f"{self.type}={scalar}"
 
 
-def generate_input_sets(program: UserProgram) -> Iterator[tuple[InputChoice, ...]]:
-    """Yield sets of inputs, the likeliest first."""
+def generate_input_sets(program: UserProgram, size: int = 0) -> Iterator[tuple[InputChoice, ...]]:
+    """Yield sets of inputs, the likeliest first; with a size, all open sizes are this one."""
     inputs, model = program.inputs, program.model
     dynamic_inputs = [tensor for tensor in inputs if tensor.open_sizes]
-    shapes = [_choose_sizes(inputs, _TRIED_SIZES[0], _BATCH_SIZE, dynamic_inputs)]
-    shapes += [_choose_sizes(inputs, size, 1, dynamic_inputs) for size in _TRIED_SIZES]
-    for growing_input in dynamic_inputs if len(dynamic_inputs) > 1 else ():
-        shapes += [_choose_sizes(inputs, size, 1, [growing_input]) for size in _TRIED_SIZES if size > 1]
-    shapes += [_choose_sizes(inputs, size, size, dynamic_inputs) for size in (2, 8)]
+    if size:
+        shapes = [_choose_sizes(inputs, size, size, dynamic_inputs)]
+    else:
+        shapes = [_choose_sizes(inputs, _TRIED_SIZES[0], _BATCH_SIZE, dynamic_inputs)]
+        shapes += [_choose_sizes(inputs, size, 1, dynamic_inputs) for size in _TRIED_SIZES]
+        for growing_input in dynamic_inputs if len(dynamic_inputs) > 1 else ():
+            shapes += [_choose_sizes(inputs, size, 1, [growing_input]) for size in _TRIED_SIZES if size > 1]
+        shapes += [_choose_sizes(inputs, size, size, dynamic_inputs) for size in (2, 8)]
     in_mlir = _SMALL_RANGES if program.is_partial else _WIDE_RANGES
     chooser = _Chooser(model, _INTEGER_RANGES if model else in_mlir)
     ways = itertools.product(
@@ -166,8 +170,8 @@ class _Chooser:
 
     def __init__(self, model: Any, integer_ranges: tuple[tuple[int, int], ...]) -> None:
         self._integer_ranges = integer_ranges
-        self._users: dict[str, list[tuple[Any, int]]] = defaultdict(list, _find_users(model) if model else {})
-        self._file_shapes = self._shapes = _infer_shapes(model) if model else {}
+        self._users: dict[str, list[tuple[Any, int]]] = defaultdict(list, find_users(model) if model else {})
+        self._file_shapes = self._shapes = infer_shapes(model) if model else {}
         outputs = model.graph.output if model else ()
         self._outputs = [self._file_shapes[out.name] for out in outputs if out.name in self._file_shapes]
 
@@ -186,7 +190,7 @@ class _Chooser:
             required_choice = None
             if way == 0:
                 # The first way uses values that an operator requires.
-                values, operator = next(_find_needed_values(self._users[tensor.name], shape, self._shapes), ((), ""))
+                values, operator = next(find_needed_values(self._users[tensor.name], shape, self._shapes), ((), ""))
                 required_choice = _give_values(tensor, shape, values, f"what {operator} needs") if len(values) else None
             choose = self._choose_floats if tensor.is_float else self._choose_integers
             choices.append(required_choice or choose(tensor, shape, way, seed))
@@ -213,7 +217,11 @@ class _Chooser:
         low = max(low, 0) if tensor.dtype.startswith("uint") else low
         for node, index in users:
             low, high = _INTEGER_DOMAINS.get((node.op_type, index), (low, high))
-        limits = [(bound, node.op_type) for node, index in users if (bound := _find_bound(node, index, self._shapes))]
+        limits = [
+            (bound, node.op_type)
+            for node, index in users
+            if (bound := find_bound(make_operator(node, self._shapes), index))
+        ]
         reason = ""
         if way == 0 and limits:
             high, reason = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
@@ -222,7 +230,7 @@ class _Chooser:
         # return another type than for computed integers.
         type_text = _format_type(tensor, shape)
         array = parse_seeded(f"random://integers/{type_text}?seed={seed}&low={low}&high={high}").generate()
-        if 0 < array.size <= _MAX_LITERAL_VALUES:
+        if 0 < array.size <= MAX_LITERAL_VALUES:
             return InputChoice(
                 tensor.name, type_text, values=" ".join(map(str, array.reshape(-1).tolist())), reason=reason
             )
@@ -257,7 +265,7 @@ def _give_values(tensor: ProgramInput, shape: Sizes, values: Sequence[float], re
     return InputChoice(tensor.name, _format_type(tensor, shape), values=literals, zero=False, reason=reason)
 
 
-def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
+def find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     """Find the operators that use each graph input, directly or through others, and the operators' input index."""
     direct: dict[str, list[tuple[Any, int]]] = {}
     for node in walk_nodes(model):
@@ -276,7 +284,7 @@ def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     return users_by_input
 
 
-def _infer_shapes(model: Any) -> dict[str, Sizes]:
+def infer_shapes(model: Any) -> dict[str, Sizes]:
     """Infer the shapes of values whose sizes are all declared or follow from declared sizes."""
     import onnx  # noqa: PLC0415 - the model is of it
 
@@ -291,26 +299,52 @@ def _infer_shapes(model: Any) -> dict[str, Sizes]:
     return shapes
 
 
-def _read_attribute(node: Any, name: str, default: int) -> int:
+def read_attribute(node: Any, name: str, default: int) -> int:
+    """Return an integer attribute of a node."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-def _find_bound(node: Any, index: int, shapes: Mapping[str, Sizes]) -> int:
-    """Return the exclusive upper bound of an operator's index input; 0 if unknown."""
-    data = shapes.get(node.input[0], ()) if node.input else ()
-    if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and index == 1 and data:
-        return data[_read_attribute(node, "axis", 0)]
-    if node.op_type in ("GatherND", "ScatterND") and index == 1 and data:
-        return min(data)
-    if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and index == 1 and len(data) > 1:
-        return data[1]
-    if node.op_type == "RoiAlign" and index == 2:
-        return 1
-    return 0
+@dataclass(frozen=True, slots=True)
+class _OnnxOperator:
+    """A node as `index_operators.py` sees it."""
+
+    node: Any
+    shapes: Mapping[str, Sizes]
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.domain if self.node.domain not in _ONNX_DOMAINS else 'onnx'}.{self.node.op_type}"
+
+    def get_shape(self, operand: int) -> Sequence[Size]:
+        return self.shapes.get(self.node.input[operand], ())
+
+    def get_result_shape(self) -> Sequence[Size]:
+        return self.shapes.get(self.node.output[0], ())
+
+    def get_integers(self, name: str) -> Sequence[int] | None:
+        for attribute in self.node.attribute:
+            if attribute.name == name:
+                # The one text is a reduction.
+                return [int(attribute.s != b"none")] * (attribute.s != b"none") if attribute.s else [int(attribute.i)]
+        return None
+
+    def get_constant(self, _: int) -> int | None:
+        return None
+
+    def list_inner(self) -> Sequence[str]:
+        return ()
+
+    def list_followers(self, _: int) -> list[str]:
+        return [*self.node.output[:1]]
+
+
+def make_operator(node: Any, shapes: Mapping[str, Sizes]) -> Operator[str]:
+    """Make the view of a node that `index_operators.py` has, with the shapes of the model's values."""
+    return _OnnxOperator(node, shapes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class OperatorUse:
     """An operator with an input that needs `count` values; unknown shapes are empty."""
 
     node: Any
@@ -325,7 +359,7 @@ class _Use:
 
     def attribute(self, name: str, default: int) -> int:
         """Return an integer attribute."""
-        return _read_attribute(self.node, name, default)
+        return read_attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
         """Return the axes of the operator's attribute; without the attribute, the first axes of the data."""
@@ -335,18 +369,28 @@ class _Use:
         )
 
 
-def _find_needed_values(
-    users: Sequence[tuple[Any, int]], shape: Sizes, shapes: Mapping[str, Sizes]
+def find_needed_values(
+    users: Sequence[tuple[Any, int]],
+    shape: Sizes,
+    shapes: Mapping[str, Sizes],
+    rules: Mapping[tuple[str, int], Rule] | None = None,
 ) -> Iterator[tuple[Sequence[float], str]]:
-    """Yield possible values for an input, each with the type of the operator that needs these values."""
+    """Yield possible values for an input, each with the type of the operator that needs these values.
+
+    Args:
+        users: the operators that use the input, each with its operand.
+        shape: the input's shape.
+        shapes: the shapes of the model's values.
+        rules: the operators' rules, by default those for values that they need.
+    """
     count = math.prod(shape)
     for node, index in users:
-        rule = _RULES.get((node.op_type, index)) or (
-            _choose_reduced if node.op_type.startswith("Reduce") and index else None
+        rule = (_RULES if rules is None else rules).get((node.op_type, index)) or (
+            _choose_reduced if rules is None and node.op_type.startswith("Reduce") and index else None
         )
         if rule is None or not 0 < count <= _MAX_VALUES or not node.output:
             continue
-        use = _Use(node, shapes.get(node.input[0], ()), [shapes.get(name, ()) for name in node.output], count)
+        use = OperatorUse(node, shapes.get(node.input[0], ()), [shapes.get(name, ()) for name in node.output], count)
         try:
             values = rule(use)
         except (IndexError, ValueError, ZeroDivisionError):
@@ -356,13 +400,13 @@ def _find_needed_values(
             yield values, node.op_type
 
 
-def _find_padded(use: _Use, count: int) -> list[int]:
+def _find_padded(use: OperatorUse, count: int) -> list[int]:
     """Return `count` axes, beginning with axes along which the sizes of output and data differ."""
     sizes = enumerate(zip(use.out, use.data, strict=True))
     return [axis for axis, _ in sorted(sizes, key=lambda entry: entry[1][0] == entry[1][1])][:count]
 
 
-def _choose_pads(use: _Use) -> Sequence[float]:
+def _choose_pads(use: OperatorUse) -> Sequence[float]:
     """Choose pads at the end only, or a pad of one at each side if the output's shape is open."""
     if not use.out:
         return [1] * use.count
@@ -370,13 +414,13 @@ def _choose_pads(use: _Use) -> Sequence[float]:
     return [*([0] * len(axes)), *(use.out[axis] - use.data[axis] for axis in axes)]
 
 
-def _choose_ratios(use: _Use) -> Sequence[float]:
+def _choose_ratios(use: OperatorUse) -> Sequence[float]:
     """Choose the factor of each size."""
     pairs = list(zip(use.data, use.out, strict=True))[-use.count :]
     return [out // size if out % size == 0 else out / size for size, out in pairs]
 
 
-def _choose_reduced(use: _Use) -> Sequence[float]:
+def _choose_reduced(use: OperatorUse) -> Sequence[float]:
     """Choose the axes whose sizes disappear, or become 1."""
     for axes in itertools.combinations(range(len(use.data)), use.count):
         reduced_sizes = [1 if axis in axes else size for axis, size in enumerate(use.data)]
@@ -387,7 +431,7 @@ def _choose_reduced(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _choose_unsqueezed(use: _Use) -> Sequence[float]:
+def _choose_unsqueezed(use: OperatorUse) -> Sequence[float]:
     """Choose the axes of size 1 that the data lacks."""
     for axes in itertools.combinations(range(len(use.out)), use.count):
         if tuple(size for axis, size in enumerate(use.out) if axis not in axes) == use.data:
@@ -395,7 +439,7 @@ def _choose_unsqueezed(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-_RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
+_RULES: dict[tuple[str, int], Rule] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
@@ -514,34 +558,6 @@ def _read_input(folder: Path, tensor: ProgramInput, index: int, arrays: Mapping[
         message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(message, f"The model expects {sizes or 'a scalar'} of {tensor.element_type}.")
     return InputChoice(tensor.name, _format_type(tensor, array.shape), content=make_file_content(array), zero=False)
-
-
-def make_edge_choices(choices: Sequence[InputChoice]) -> tuple[InputChoice, ...]:
-    """Make inputs that touch edges, of the types and ranges of others: equal neighbours, the extremes, both zeros."""
-    return tuple(_touch_edges(choice) for choice in choices)
-
-
-def _touch_edges(choice: InputChoice) -> InputChoice:
-    *sizes, element = choice.type.split("x")
-    name = next((name for name in _EDGE_TYPES if ELEMENT_TYPES[name] == element), "")
-    if not name:
-        return choice
-    dtype = find_dtype(name)
-    if choice.values:
-        array = np.array(choice.values.split(), np.float64)
-    elif choice.content is not None:
-        is_npy = choice.content.startswith(NPY_MAGIC)
-        array = np.load(io.BytesIO(choice.content)) if is_npy else np.frombuffer(choice.content, dtype)
-    else:
-        array = parse_seeded(choice.source).generate().view(dtype)
-    if array.size < _MIN_EDGE_VALUES:
-        # A scalar, or the sizes that an operator needs.
-        return choice
-    low, high = array.min(), array.max()
-    zeros = [0.0, -0.0, 0.0] if low <= 0 <= high and choice.type.partition("x")[0] else []
-    pattern = np.array([high, high, low, *zeros, low, high]).astype(dtype)
-    edges = np.resize(pattern, [int(size) for size in sizes])
-    return InputChoice(choice.name, choice.type, content=make_file_content(edges), zero=choice.zero, reason="edges")
 
 
 def make_file_content(array: Array) -> bytes:

@@ -31,16 +31,10 @@ from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest,
 from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.upkeep.edge_inputs import keep_indices_apart, make_edge_choices, make_index_choices
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import make_sources, open_reference_workers, record
-from iree_gauntlet.upkeep.input_choices import (
-    NPY_MAGIC,
-    InputData,
-    generate_input_sets,
-    make_edge_choices,
-    make_file_content,
-    read_data,
-)
+from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.programs import parse_shapes
 from iree_gauntlet.upkeep.recording import make_tolerance_flags
@@ -63,7 +57,8 @@ if TYPE_CHECKING:
 REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benchmarks")
 # The name of a program's spec.
 SPEC = "model_cpu"
-_EDGES = "edges_cpu"
+# The open sizes of further specs: 3 is no multiple of a vector's width.
+_EDGE_SIZES = (1, 3)
 _TEMPLATE = Path(__file__).with_name("new_project")
 # The template has other names for these files, because git would apply the real names to this repository.
 _DOTFILES = {"gitignore": ".gitignore"}
@@ -125,7 +120,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         notes = [*_list_program_notes(program, request), *data.notes]
         if data.outputs and not request.no_record:
             notes += _check_outputs(program, data.inputs, data.outputs, sources)
-        sets = [data.inputs] if data_path else list(generate_input_sets(program))
+        sets = [data.inputs] if data_path else list(keep_indices_apart(program, generate_input_sets(program)))
         keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
         inputs = _choose_inputs(program, sets, None if request.no_record or keeps_inputs else sources)
         # A program in MLIR that IREE compiles or runs in no way is what a reproducer may be about.
@@ -184,32 +179,83 @@ def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool
 def _add_edges(
     program: UserProgram, inputs: InputSet, sources: ReferenceSources, folder: Path, request: InitRequest
 ) -> None:
-    """Add a second spec, whose inputs touch edges; if no reference runs the program on them, print why."""
-    choices = make_edge_choices(inputs.choices)
-    model = folder / REGRESSIONS / program.name
-    edges = _choose_inputs(program, [choices], sources if inputs.result else None)
-    if not edges.runs or edges.result is None:
-        reasons = "; ".join(edges.rejections) or "it follows from inputs that `init` has chosen"
-        sys.stdout.write(f"  note: there is no spec of edges: {reasons}\n")
+    """Add specs whose inputs touch edges, and of small sizes; print why one is missing."""
+    if inputs.result is None:
+        sys.stdout.write("  note: there are no specs of edges: they follow from inputs that `init` has chosen\n")
         return
+    for name, description, sets in _list_edges(program, inputs.choices, is_shape_given=bool(request.shape)):
+        chosen = _choose_inputs(program, sets, sources) if sets else InputSet((), (description,))
+        reason = _find_objection(chosen, inputs.result)
+        if chosen.result is None or reason:
+            sys.stdout.write(f"  note: there is no spec {name}: {reason}\n")
+            continue
+        _write_spec(program, f"{name}_cpu", description, chosen.choices, folder)
+        with contextlib.chdir(folder):
+            selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,), filename=(f"{name}_cpu",))
+            code = record(RunRequest(selection=selection), request, chosen.result)
+        for path in (f"{name}_cpu.json", f"{name}_cpu") if code is not ExitCode.OK else ():
+            _remove(folder / REGRESSIONS / program.name / path)
+
+
+def _list_edges(
+    program: UserProgram, choices: tuple[InputChoice, ...], *, is_shape_given: bool
+) -> Iterator[tuple[str, str, list[tuple[InputChoice, ...]]]]:
+    """Yield names of specs, their descriptions and sets of inputs; without a set, the reason in place of the former."""
+    edges = make_edge_choices(program, choices)
+    if edges != choices:
+        yield "edges", "Inputs touch edges: equal neighbours, the extremes, zeros.", [edges]
+    counts = {"indices": 0, "outside": 0}
+    for is_outside, ends in make_index_choices(program, choices):
+        name, text = "indices", "Indices are the first and the last, also as the operators count them from the end."
+        if is_outside:
+            name, text = "outside", "Some indices are outside of the range, as the operators define it."
+        counts[name] += 1
+        yield f"{name}_{counts[name]}" if counts[name] > 1 else name, text, [ends]
+    for size in _EDGE_SIZES if any(tensor.is_open_in_file for tensor in program.inputs) else ():
+        sets = list(keep_indices_apart(program, generate_input_sets(program, size)))
+        text = f"Open sizes are {size}. {_NOISE_NOTE}"
+        if is_shape_given:
+            sets, text = [], "the sizes are those of --shape"
+        elif [choice.type for choice in sets[0]] == [choice.type for choice in choices]:
+            sets, text = [], f"{SPEC} has these sizes"
+        yield f"size_{size}", text, sets
+
+
+def _find_objection(inputs: InputSet, first: ReferenceResult) -> str:
+    """Return why inputs are not taken that a reference ran, or not; empty if they are."""
+    result = inputs.result
+    if result is None or not result.as_declared:
+        return "; ".join(inputs.rejections[:_MAX_SHOWN_ATTEMPTS])
+    # Inputs that are refused by what ran the first ones, or on which one way of IREE ends, may be undefined.
+    if result.reference.name != first.reference.name:
+        return f"{first.reference} does not run on these inputs: {'; '.join(result.notes[:_MAX_SHOWN_ATTEMPTS])}"
+    if result.reference.agrees_with:
+        return "one of IREE's ways ends on these inputs" if result.failed else ""
+    if any(output.nans == output.count > 0 for output in result.outputs):
+        return "an output is nothing but NaN"
+    is_disputed = any(output.other is not None for output in result.outputs)
+    return "two references differ on these inputs" if is_disputed else ""
+
+
+def _write_spec(
+    program: UserProgram, name: str, description: str, choices: Sequence[InputChoice], folder: Path
+) -> None:
+    """Write another spec of a model, without its outputs."""
+    model = folder / REGRESSIONS / program.name
     spec = json.loads((model / f"{SPEC}.json").read_text(encoding="utf-8"))
+    imports = program.make_import_options(choice.type for choice in choices)
     spec |= {
-        "description": "Inputs touch edges: equal neighbours, the extremes, zeros.",
-        "inputs": [_describe_input(index, choice, _EDGES) for index, choice in enumerate(choices)],
-        "outputs": [{"source": f"{_EDGES}/output_{index}.npy"} for index in range(len(program.outputs))],
+        "description": description,
+        **({"onnx_import": imports} if imports else {}),
+        "inputs": [_describe_input(index, choice, name) for index, choice in enumerate(choices)],
+        "outputs": [{"source": f"{name}/output_{index}.npy"} for index in range(len(program.outputs))],
     }
     spec.pop("threshold_args", None)
-    (model / _EDGES).mkdir(exist_ok=True)
+    (model / name).mkdir(exist_ok=True)
     for index, choice in enumerate(choices):
         if choice.content is not None:
-            write_atomic(model / _EDGES / f"input_{index}{choice.suffix}", choice.content)
-    write_atomic(model / f"{_EDGES}.json", _format_json(spec))
-    with contextlib.chdir(folder):
-        selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,), filename=(_EDGES,))
-        code = record(RunRequest(selection=selection), request, edges.result)
-    if code is not ExitCode.OK:
-        _remove(model / f"{_EDGES}.json")
-        _remove(model / _EDGES)
+            write_atomic(model / name / f"input_{index}{choice.suffix}", choice.content)
+    write_atomic(model / f"{name}.json", _format_json(spec))
 
 
 def _set_goldens(folder: Path, model: str) -> ExitCode:

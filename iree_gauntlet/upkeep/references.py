@@ -161,6 +161,7 @@ class ReferenceResult(Recorded):
         exported_from: the program of a framework that was exported.
         imported_by: the converter of TFLite that made the MLIR whose inputs were taken; empty for others.
         failed: True if another engine ended on these inputs, other than by refusing the program.
+        as_declared: False if an output has other sizes than the model declares.
     """
 
     taken: int
@@ -177,6 +178,7 @@ class ReferenceResult(Recorded):
     exported_from: ExportSource | None = field(default=None, metadata=UNRECORDED)
     imported_by: str = field(default="", metadata=UNRECORDED)
     failed: bool = field(default=False, metadata=UNRECORDED)
+    as_declared: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,9 @@ class InitRequest(ReferenceRequest):
         "", "Folder with inputs, and expected outputs, of the program: ONNX's test_data_set_*, .npy or .npz files."
     )
     edges: bool = option(
-        False, "Add a second spec, edges, whose inputs have equal, least and largest values, and zeros of both signs."
+        False,
+        "Add specs whose inputs touch edges: equal, least and largest values, zeros of both signs (edges); the first "
+        "and the last index (indices); indices out of range that operators define (outside); open sizes of 1 and 3.",
     )
     no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
     goldens: bool = option(False, "Run the program's model, and write the figures of this run as its goldens.")

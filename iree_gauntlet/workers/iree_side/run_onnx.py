@@ -208,7 +208,8 @@ def _find_expected(plan: _RunPlan) -> dict[str, object]:
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *run])))
     arrays = run.arrays
     types = {name: format_tensor_type(name, array) for name, array in run.outputs.items()}
-    notes += _find_undeclared(model, run.outputs)
+    undeclared = _find_undeclared(model, run.outputs)
+    notes += undeclared
     unstable = _find_differing(run)
     second = None
     if not unstable and run.by_onnxruntime and run.is_small:
@@ -244,7 +245,8 @@ def _find_expected(plan: _RunPlan) -> dict[str, object]:
         )
     return {
         "taken": run.set_index,
-        "tells": not _find_undeclared(model, run.outputs) and can_any_discriminate(run.outputs.values()),
+        "as_declared": not undeclared,
+        "tells": not undeclared and can_any_discriminate(run.outputs.values()),
         "refused": run.rejections,
         "reference": {"name": run.reference.name, "version": run.reference.version},
         "inputs": [
