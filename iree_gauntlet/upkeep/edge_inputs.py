@@ -198,25 +198,33 @@ def _list_contents(choices: Sequence[InputChoice]) -> tuple[tuple[str, str, byte
     return tuple((choice.values, choice.source, choice.content) for choice in choices)
 
 
-def keep_indices_apart(
-    program: UserProgram, sets: Iterable[tuple[InputChoice, ...]]
-) -> Iterator[tuple[InputChoice, ...]]:
-    """Yield sets of inputs; indices of which no two may be equal are distinct, such as those of a scatter."""
+def fit_indices(program: UserProgram, sets: Iterable[tuple[InputChoice, ...]]) -> Iterator[tuple[InputChoice, ...]]:
+    """Yield sets of inputs whose indices are within the range, and distinct where equal ones are undefined."""
     nodes = walk_nodes(program.model) if program.model is not None else ()
     if program.model is not None and not any(node.op_type.startswith("Scatter") for node in nodes):
+        # The indices of ONNX's other operators have been chosen within their range.
         yield from sets
         return
     for choices in sets:
-        kept_choices = []
-        for tensor, choice, item in zip(program.inputs, choices, _find_uses(program, choices), strict=True):
-            uses = item.distinct_uses if item.known else []
-            limits = _Limits(0, int(np.iinfo(_get_dtype(tensor)).max)) if uses else _Limits(0, 0)
-            use = replace(uses[0], outside=NOTHING) if len(uses) == 1 else None
-            indices = _fill_distinct(use, limits, _read_sizes(choice)) if use else None
-            kept_choices.append(
-                choice if indices is None else _make_choice(choice, indices, _get_dtype(tensor), "no two are equal")
-            )
-        yield tuple(kept_choices)
+        uses = _find_uses(program, choices)
+        yield tuple(
+            _fit(tensor, choice, item) if item.uses and item.known else choice
+            for tensor, choice, item in zip(program.inputs, choices, uses, strict=True)
+        )
+
+
+def _fit(tensor: ProgramInput, choice: InputChoice, item: _InputUses) -> InputChoice:
+    dtype, distinct_uses = _get_dtype(tensor), item.distinct_uses
+    if len(distinct_uses) == 1:
+        limits = _Limits(0, int(np.iinfo(dtype).max))
+        indices = _fill_distinct(replace(distinct_uses[0], outside=NOTHING), limits, _read_sizes(choice))
+        return choice if indices is None else _make_choice(choice, indices, dtype, "no two are equal")
+    dimensions = [pair for use in item.uses for pair in zip(use.sizes, use.spans, strict=True)]
+    count = min((size - span + 1 for size, span in dimensions if isinstance(size, int)), default=0)
+    values = _read_values(choice, dtype).astype(np.int64)
+    if count <= 0 or ((values >= 0) & (values < count)).all():
+        return choice
+    return _make_choice(choice, values % count, dtype, f"below {count}, where {item.uses[0].operator} looks")
 
 
 def _choose_indices(

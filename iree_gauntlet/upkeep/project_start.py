@@ -31,7 +31,7 @@ from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest,
 from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
-from iree_gauntlet.upkeep.edge_inputs import keep_indices_apart, make_edge_choices, make_index_choices
+from iree_gauntlet.upkeep.edge_inputs import fit_indices, make_edge_choices, make_index_choices
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import make_sources, open_reference_workers, record
 from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
@@ -120,7 +120,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         notes = [*_list_program_notes(program, request), *data.notes]
         if data.outputs and not request.no_record:
             notes += _check_outputs(program, data.inputs, data.outputs, sources)
-        sets = [data.inputs] if data_path else list(keep_indices_apart(program, generate_input_sets(program)))
+        sets = [data.inputs] if data_path else list(fit_indices(program, generate_input_sets(program)))
         keeps_inputs = bool(data.outputs) or bool(data_path and program.is_onnx)
         inputs = _choose_inputs(program, sets, None if request.no_record or keeps_inputs else sources)
         # A program in MLIR that IREE compiles or runs in no way is what a reproducer may be about.
@@ -212,7 +212,7 @@ def _list_edges(
         counts[name] += 1
         yield f"{name}_{counts[name]}" if counts[name] > 1 else name, text, [ends]
     for size in _EDGE_SIZES if any(tensor.is_open_in_file for tensor in program.inputs) else ():
-        sets = list(keep_indices_apart(program, generate_input_sets(program, size)))
+        sets = list(fit_indices(program, generate_input_sets(program, size)))
         text = f"Open sizes are {size}. {_NOISE_NOTE}"
         if is_shape_given:
             sets, text = [], "the sizes are those of --shape"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.upkeep.edge_inputs import keep_indices_apart, make_edge_choices, make_index_choices
+from iree_gauntlet.upkeep.edge_inputs import fit_indices, make_edge_choices, make_index_choices
 from iree_gauntlet.upkeep.input_choices import generate_input_sets
 from iree_gauntlet.upkeep.program_kinds import read_onnx
 from iree_gauntlet.upkeep.programs import UserProgram, make_input
@@ -41,7 +41,7 @@ def list_values(choice: InputChoice) -> list[int]:
 
 def find_ends(program: UserProgram, name: str = "i") -> list[list[int]]:
     """The values of an input in each set of indices."""
-    choices = next(keep_indices_apart(program, generate_input_sets(program)))
+    choices = next(fit_indices(program, generate_input_sets(program)))
     sets = [inputs for _, inputs in make_index_choices(program, choices)]
     return [list_values(choice) for inputs in sets for choice in inputs if choice.name == name]
 
@@ -145,7 +145,7 @@ def test_init_adds_specs_of_indices_and_of_sizes(tmp_path: Path) -> None:
     assert not (model.parent / "o" / "size_3_cpu.json").exists()
 
 
-def use_index(outside: str, sizes: tuple[int | None, ...] = (5,), **others: Any) -> IndexUse:
+def use_index(outside: str, sizes: tuple[Any, ...] = (5,), **others: Any) -> IndexUse:
     return IndexUse("operator", outside, sizes, others.pop("spans", (1,) * len(sizes)), **others)
 
 
@@ -184,10 +184,19 @@ def test_indices_that_may_not_be_equal_are_distinct() -> None:
     assert find_ends(make_program(9, apart)) == [[4, 5, 0, -6, 1, 2, 3, 5, 5]]
     # Copied ones are equal.
     assert find_ends(make_program(4, replace(apart, layout=MOVED))) == []
-    noise = next(keep_indices_apart(program := make_program(4, apart), generate_input_sets(program)))
+    noise = next(fit_indices(program := make_program(4, apart), generate_input_sets(program)))
     assert list_values(noise[1]) == [4, 0, 1, 2]
     # Values at edges leave them as they are.
     assert make_edge_choices(program, noise)[1] == noise[1]
+
+
+def test_indices_of_noise_are_within_their_range() -> None:
+    program = make_program(6, use_index(EVERYTHING, (("x", 0),)), use_index(NOTHING, (4,), spans=(3,)))
+    (_, noise), (_, unknown) = (
+        next(fit_indices(item, generate_input_sets(item))) for item in (program, make_program(6, known=False))
+    )
+    assert set(list_values(noise)) == {0, 1}
+    assert set(list_values(unknown)) == {1, 2, 3}
 
 
 def test_all_open_sizes_are_one_size() -> None:

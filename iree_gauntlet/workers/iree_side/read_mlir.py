@@ -200,7 +200,7 @@ class _MlirOperator:
     graph: _MlirGraph
 
     def get_shape(self, operand: int) -> list[Size]:
-        value = self.operation.operands[self._renumber(operand)]
+        value = self.graph.find_origin(self.operation.operands[self._renumber(operand)])
         names, name = self.graph.names, self.graph.names.get(value, "")
         shape = _read_type(str(value.type)).shape
         return [(name, axis) if size is None and value in names else size for axis, size in enumerate(shape)]
@@ -261,6 +261,17 @@ class _MlirGraph:
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
+        self._origins: dict[IrValue, IrValue] = {}
+        for name, calls in self.calls.items():
+            if len(calls) == 1 and name in self.functions:
+                arguments = self.functions[name].regions[0].blocks[0].arguments
+                self._origins |= dict(zip(arguments, calls[0].operands, strict=True))
+
+    def find_origin(self, value: IrValue) -> IrValue:
+        """Return the operand that is an argument of a function with one call, or else the value itself."""
+        while value in self._origins:
+            value = self._origins[value]
+        return value
 
     def trace(self, function: IrOperation, inputs: Sequence[_Tensor]) -> list[_Tensor]:
         """Return a function's inputs with what uses their integers."""
