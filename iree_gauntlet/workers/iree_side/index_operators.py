@@ -186,8 +186,9 @@ def _by_map(attribute: str) -> Callable[[Operator[object], int], _Dimensions]:
 
 
 def _is_combining(operator: Operator[object]) -> bool:
-    """Return whether a scatter combines values by an operation whose order is irrelevant."""
-    return any(re.search(r"add|multiply|minimum|maximum|and$|or$", name) for name in operator.list_inner())
+    """Return whether a scatter combines values by a single operation, whose order is irrelevant."""
+    names = operator.list_inner()
+    return len(names) == 2 and bool(re.search(r"add|multiply|minimum|maximum|and$|or$", names[0]))
 
 
 def _keep_apart(operator: Operator[object]) -> str:
