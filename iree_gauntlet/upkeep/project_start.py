@@ -127,6 +127,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         is_unchecked = not program.is_onnx and inputs.runs is False
         description = _DATA_NOTE if data.inputs else _NOISE_NOTE
         files = _list_model_files(program, inputs.choices, data.outputs, description, has_outputs=not is_unchecked)
+        earlier_specs = _list_further_specs(targets[0])
         # The recording below writes into these, and may create a cache.
         for path in (folder, folder / "cache", *targets):
             if not path.exists():
@@ -142,12 +143,13 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
             sys.stdout.write(f"{_explain_inputs(program, inputs)}{workflow_note}\n")
         if not (request.no_record or data.outputs or is_unchecked):
             with contextlib.chdir(folder):
-                selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
+                selection = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,), filename=(SPEC,))
                 code = record(RunRequest(selection=selection), request, inputs.result)
         if code is not ExitCode.OK:
             writing.undo()
         elif request.edges:
             _add_edges(program, inputs, sources, folder, request)
+    _name_specs(earlier_specs & _list_further_specs(targets[0]))
     if not messages.is_quiet():
         needs_outputs = request.no_record and not data.outputs
         _say_how_to_go_on(program, folder, needs_outputs=needs_outputs, is_kept=code is ExitCode.OK)
@@ -162,6 +164,18 @@ def _list_program_notes(program: UserProgram, request: InitRequest) -> Iterator[
         yield f"it has f64: the spec has {KEEP_F64}, without which IREE computes in f32"
     if request.shape and (rest := [item.name for item in program.inputs if item.open_sizes]):
         yield f"the open sizes of {', '.join(rest)} do not follow from --shape: --shape {rest[0]}=SIZES sets them too"
+
+
+def _list_further_specs(folder: Path) -> set[tuple[str, int]]:
+    """List a model's specs besides the first one, each with the time when it was written, in ns."""
+    return {(path.stem, path.stat().st_mtime_ns) for path in folder.glob("*.json") if path.stem != SPEC}
+
+
+def _name_specs(earlier_specs: set[tuple[str, int]]) -> None:
+    """Print a note about specs of an earlier `init` that are not written anew."""
+    if earlier_specs:
+        names = ", ".join(sorted(f"{name}.json" for name, _ in earlier_specs))
+        sys.stdout.write(f"  note: specs of before stay as they are, and may be of another program: {names}\n")
 
 
 def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool, is_kept: bool) -> None:

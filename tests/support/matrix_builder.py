@@ -175,10 +175,7 @@ def _make_failed(stage: str, kind: str) -> dict[str, Any]:
 
 
 def write_qualification(
-    folder: Path,
-    allowed: float = 1.0,
-    among: tuple[str, ...] = (),
-    **others: tuple[dict[str, Any], dict[str, Any]],
+    folder: Path, allowed: float = 1.0, among: tuple[str, ...] = (), **others: tuple[dict[str, Any], dict[str, Any]]
 ) -> Path:
     """Write the record of two releases between which models got better, worse, and broke.
 

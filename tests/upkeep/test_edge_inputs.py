@@ -139,6 +139,10 @@ def test_init_adds_specs_of_indices_and_of_sizes(tmp_path: Path) -> None:
     write_model(
         tmp_path / "m.onnx", [make_node("Add", "x z", "y")], [("x", F32, ["n"])], [("y", F32, [8])], {"z": EIGHT}
     )
+    # Of the specs that are there, one is written anew.
+    done = gauntlet(tmp_path, "init", "p", "--program", "m.onnx", "--edges", "--name", "n", "--again")
+    assert done.code == 0, done.text
+    assert "of another program: indices_cpu.json\n" in done.out
     done = gauntlet(tmp_path, "init", "p", "--program", "m.onnx", "--edges", "--name", "o")
     assert done.code == 0, done.text
     assert "note: there is no spec size_3: onnxruntime cannot run m.onnx" in done.out
