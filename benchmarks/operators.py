@@ -38,7 +38,7 @@ from iree_gauntlet.journal_format import read_journal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_PROGRAM = "from iree_gauntlet.tasks.program import main; main()"
+_PROGRAM = "from iree_gauntlet.__main__ import main; main()"
 _PEER_TEST = """
 import json, os, subprocess
 from pathlib import Path

@@ -68,7 +68,7 @@ def _measure_process_start(folder: Path) -> tuple[list[float], list[float]]:
 
 def _run_gauntlet(folder: Path, name: str) -> Path:
     run_dir = folder / "runs" / name
-    program = "from iree_gauntlet.tasks.program import main; main()"
+    program = "from iree_gauntlet.__main__ import main; main()"
     subprocess.run(
         [sys.executable, "-c", program, "run", "--model", _MODEL, "--run-dir", str(run_dir)],
         cwd=_ROOT,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_SECONDS = 10.0  # the promised seconds for 10,000 specs
 _HOST = "https://models.example.org/iree/test-suites"
-_GAUNTLET_PROGRAM = "from iree_gauntlet.tasks.program import main; main()"
+_GAUNTLET_PROGRAM = "from iree_gauntlet.__main__ import main; main()"
 _PEER_PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -42,12 +42,12 @@ __all__ = [
 # This limit only ends a hang; nothing else comes near it.
 LIMIT_SECONDS = 500.0
 # A script for `python -c`.
-MAIN = "from iree_gauntlet.tasks.program import main; main()"
+MAIN = "from iree_gauntlet.__main__ import main; main()"
 _PATCHED_MAIN = """
 import sys
 sys.path.append(sys.argv.pop(1))
 from iree_gauntlet.toolchains import find
-from iree_gauntlet.tasks.program import main
+from iree_gauntlet.__main__ import main
 from tests.support.command_line import with_fields
 found = find.find_installed()
 changes = dict(pair.split("=", 1) for pair in sys.argv.pop(1).split(";"))

@@ -1,19 +1,31 @@
-"""Messages on systems and machines that the toolkit does not support."""
+"""The start of a command, and messages on systems and machines that the toolkit does not support."""
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet import __main__ as start
 from iree_gauntlet import __version__
+from iree_gauntlet.tasks import program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
 def asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gauntlet", "--version"])
+
+
+@pytest.fixture(autouse=True)
+def unfrozen_collector() -> Iterator[None]:
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("asked_for_its_version")
@@ -51,3 +63,17 @@ def test_another_machine_is_pointed_out_and_tried(
 def test_here_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     start.main()
     assert capsys.readouterr().err == ""
+
+
+def test_garbage_is_collected_during_a_command_and_not_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    def run_command() -> None:
+        assert gc.isenabled()
+        frozen.append(gc.get_freeze_count())
+        raise SystemExit(1)
+
+    monkeypatch.setattr(program, "main", run_command)
+    with pytest.raises(SystemExit):
+        start.main()
+    assert gc.get_freeze_count() > frozen[0] + 10_000
