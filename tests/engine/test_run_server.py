@@ -518,7 +518,20 @@ def test_the_process_that_has_a_device_open_runs_the_next_case(identities: str) 
         servers.start()
         for _ in range(4):
             servers.run(job)
-        assert sorted(worker.cases for worker in servers._workers) == [0, 0, 4]
+        assert [worker.cases for worker in servers._workers] == [4]
+
+
+@pytest.mark.iree
+def test_a_case_that_would_wait_long_gets_a_process_of_its_own(faults: str) -> None:
+    with RunServers(sys.executable, 2) as servers, ThreadPoolExecutor(1) as pool:
+        servers.start()
+        first_pids = servers.pids
+        endless = pool.submit(servers.run, fault(faults, "wait", f"i64={ENDLESS}"))
+        wait_until(servers._slots.empty)
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+        assert (len(first_pids), len(servers.pids)) == (1, 2)
+        servers.cancel()
+        assert endless.result().verdict != RunVerdict.PASSED
 
 
 @pytest.mark.iree

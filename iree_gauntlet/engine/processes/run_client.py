@@ -50,6 +50,8 @@ _EXIT_TIMEOUT_SECONDS = 10.0
 _MAX_LOG_BYTES = 1 << 20
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_TIMEOUT_SECONDS = 120.0
+# A case waits so long for a free process before one more is started.
+_MAX_WAIT_SECONDS = 0.25
 # So many processes are tried for a case if each of them dies before it reads the request.
 _MAX_STARTS = 3
 # These fields of a case are sent to its process.
@@ -175,10 +177,10 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         # A free slot is a process, or None, which permits starting one. The process that ran last is taken first,
         # because its device is already open; opening takes a GPU's driver half a second.
         self._slots: queue.LifoQueue[RunWorker | None] = queue.LifoQueue()
+        self._slots.put(None)
+        self._unused_slots = count - 1
         self._workers: set[RunWorker] = set()
         self._lock = threading.Lock()
-        for _ in range(count):
-            self._slots.put(None)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -189,7 +191,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         return tuple(worker.process.pid for worker in self._workers)
 
     def start(self) -> None:
-        """Start the processes that are not running, without waiting for them.
+        """Start the first process, without waiting for it; the others start when cases have to wait.
 
         Raises:
             ToolchainError: the toolchain's Python cannot be run.
@@ -214,7 +216,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         """
         if self._closed:
             raise RuntimeError("the run servers are closed")
-        worker = self._slots.get()
+        worker = self._take_slot()
         try:
             is_first_case = worker is None or worker.cases == 0
             # If `_run_in` raises an error, the slot gets back None, not a dead process.
@@ -237,6 +239,16 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         finally:
             self._slots.put(worker)
         return response
+
+    def _take_slot(self) -> RunWorker | None:
+        """Wait for a free process; if that takes long, permit starting one more."""
+        with contextlib.suppress(queue.Empty):
+            return self._slots.get(timeout=_MAX_WAIT_SECONDS)
+        with self._lock:
+            if self._unused_slots > 0:
+                self._unused_slots -= 1
+                return None
+        return self._slots.get()
 
     def cancel(self) -> None:
         """Kill every process, and start no more; safe in a signal handler, since it takes no lock."""
