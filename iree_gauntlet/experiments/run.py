@@ -184,11 +184,12 @@ def run(
             outcome.verdicts = engine.perform(steps, verdicts)
     if report:
         presenter.report_run(run_dir, brief=brief)
-    if hold is None:
-        # The index does not list runs that leave steps to their caller: each is only a part of a measurement.
-        from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - a worker's part of a run does not need it
+    configuration = workbench.store.configuration
+    # The index does not list runs that leave steps to their caller: each is only a part of a measurement.
+    if hold is None and configuration.history.add:
+        from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - few runs need it
 
-        add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
+        add_run(run_dir, configuration, workbench.cache_dir)
     return RunResult(outcome.code, plan.steps, deferred_steps, run_dir)
 
 

@@ -295,13 +295,11 @@ def describe_remedy(folders: Iterable[Path]) -> str:
 
 
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
-    """Add a finished run to the history in the settings; a failure only prints a warning, and does not fail the run.
+    """Add a finished run to the history of the settings; a failure only prints a warning, and does not fail the run.
 
     Runs inside of other experiments than a matrix are left out, and those that only fetched files. A run with a new SKU
     is left out with a warning. `cache` has the clones of remote histories.
     """
-    if not configuration.history.add:
-        return
     outer_kinds = {read_kind(folder / JOURNAL) for folder in run_dir.absolute().parents}
     if outer_kinds - {None, ExperimentKind.MATRIX}:
         return

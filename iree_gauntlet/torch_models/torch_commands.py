@@ -173,7 +173,8 @@ def _run(
 
 def _write_reports(run_dir: Path, workbench: Workbench, output: Output) -> Reports:
     """Add the run to the history, and write and print its reports."""
-    add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
+    if workbench.store.configuration.history.add:
+        add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
     reports = write_reports(run_dir)
     reports.print(format_path(run_dir), output.stream, environ=os.environ)
     return reports
