@@ -38,35 +38,22 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, format_share, pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
-from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome
 from iree_gauntlet.records.run_folder import LATEST
-from iree_gauntlet.reports.code_report import make_code_reports
-from iree_gauntlet.reports.compare_report import make_comparison_reports
-from iree_gauntlet.reports.compat_report import make_compat_reports
-from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.qualify_report import make_qualify_reports
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
 from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, format_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
+    from iree_gauntlet.records.bisect_outcome import BisectOutcome
     from iree_gauntlet.records.explain_outcome import CaseExplanation, CulpritFinding, ExplainOutcome, SlowdownFinding
     from iree_gauntlet.reports.live_progress import Painter
 
 
-# All other folders are runs.
-_MAKERS: Mapping[ExperimentKind | None, Callable[[Path], Reports]] = {
-    ExperimentKind.COMPARE: make_comparison_reports,
-    ExperimentKind.MATRIX: make_matrix_reports,
-    ExperimentKind.CODE_DIFF: make_code_reports,
-    ExperimentKind.COMPAT: make_compat_reports,
-    ExperimentKind.QUALIFY: make_qualify_reports,
-}
 _BISECT_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("value"),
@@ -97,6 +84,8 @@ def _make_reports(
 
 def bisect_document(outcome: BisectOutcome) -> Document:
     """Return the document of a bisection."""
+    from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL  # noqa: PLC0415
+
     opening, results, variant = outcome.opening, outcome.results, outcome.opening.variant
     tried_labels = [label for label in outcome.labels if label in results]
     blocks: list[Block] = [Paragraph(("Nothing was tried.",))]
@@ -340,14 +329,29 @@ def _show_errors(located: CulpritFinding) -> Iterator[Block]:
 
 def make_reports(folder: Path) -> Reports:
     """Return the reports of the experiment in a folder; GauntletError if the journal is missing or unreadable."""
-    kind = read_kind(folder / JOURNAL)
-    if kind is ExperimentKind.BISECT:
-        bisection = read_bisect_outcome(folder)
-        return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
-    if kind is ExperimentKind.EXPLAIN:
-        explanation = read_explain_outcome(folder)
-        return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
-    return _MAKERS.get(kind, read_run_reports)(folder)
+    # A run, above all, must not wait for the records and reports of other kinds.
+    match read_kind(folder / JOURNAL):
+        case ExperimentKind.BISECT:
+            from iree_gauntlet.records.bisect_outcome import read_bisect_outcome  # noqa: PLC0415
+
+            bisection = read_bisect_outcome(folder)
+            return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
+        case ExperimentKind.EXPLAIN:
+            explanation = read_explain_outcome(folder)
+            return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
+        case ExperimentKind.COMPARE:
+            from iree_gauntlet.reports.compare_report import make_comparison_reports as make  # noqa: PLC0415
+        case ExperimentKind.MATRIX:
+            from iree_gauntlet.reports.matrix_report import make_matrix_reports as make  # noqa: PLC0415
+        case ExperimentKind.CODE_DIFF:
+            from iree_gauntlet.reports.code_report import make_code_reports as make  # noqa: PLC0415
+        case ExperimentKind.COMPAT:
+            from iree_gauntlet.reports.compat_report import make_compat_reports as make  # noqa: PLC0415
+        case ExperimentKind.QUALIFY:
+            from iree_gauntlet.reports.qualify_report import make_qualify_reports as make  # noqa: PLC0415
+        case _:
+            return read_run_reports(folder)
+    return make(folder)
 
 
 def write_reports(folder: Path) -> Reports:
