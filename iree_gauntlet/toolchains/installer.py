@@ -15,7 +15,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
@@ -122,6 +121,8 @@ class Installer:
             if "No solution found" in result.text and "network" not in result.text.lower():
                 return None
             raise _make_uv_error(_RESOLVE_FAILED_MESSAGE.format(requirement), result, _NETWORK_HINT)
+        from packaging.requirements import Requirement  # noqa: PLC0415 - its parser is only for this
+
         for line in result.text.splitlines():
             if line.startswith(Requirement(requirement).name + "=="):
                 return Version(line.partition("==")[2])
