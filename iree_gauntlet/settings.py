@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.variants import FlagVariant
 
 
+_FILE_VARIABLE = "IREE_GAUNTLET_CONFIG"
 _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
 
@@ -94,6 +95,23 @@ class Configuration:
         """Find the configured options of a URL's store; if several prefixes match, the longest counts."""
         longest = max((prefix for prefix in self.stores if is_below(url, prefix)), key=len, default="")
         return self.stores.get(longest, {})
+
+
+def find_settings_files(project: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Find the files with the settings of a user and of a project.
+
+    Raises:
+        UsageError: a variable names no file.
+    """
+    file = environ.get(_FILE_VARIABLE)
+    if file and not Path(file).is_file():
+        raise UsageError(f"${_FILE_VARIABLE} names {file}, which is not a file", "Fix the path, or unset the variable.")
+    # Without a home the path stays as it is, and names no file.
+    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    default_paths = [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
+    paths = default_paths if file is None else [Path(file)] if file else []
+    # Report existing paths that cannot be read, even a folder or a broken link.
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def is_cmake_option(text: str) -> bool:

@@ -20,7 +20,7 @@ from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error
 from iree_gauntlet.dialects.spec_file import BRANCH, find_nearest, with_lines
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
+from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, find_settings_files, is_cmake_option
 from iree_gauntlet.targets import ARCHITECTURES, LENGTH_PLACES, parse_target, split_board
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-_FILE_VARIABLE = "IREE_GAUNTLET_CONFIG"
 _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE_URL = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
@@ -177,15 +176,10 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         UsageError: a variable names no file, or is neither 0 nor 1.
         SpecError: all problems of a file.
     """
-    file = environ.get(_FILE_VARIABLE)
-    if file and not Path(file).is_file():
-        raise UsageError(f"${_FILE_VARIABLE} names {file}, which is not a file", "Fix the path, or unset the variable.")
-    # Without a home the path stays as it is, and names no file.
-    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    default_paths = [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
-    paths = default_paths if file is None else [Path(file)] if file else []
-    # Report existing paths that cannot be read, even a folder or a broken link.
-    files = [path for path in paths if os.path.lexists(path)]
+    files = find_settings_files(project, environ)
+    if not files:
+        # Most projects have none; a default of a table would build its schema.
+        return Configuration(environ=environ)
     tables = [_read_settings(path) for path in files]
     stores: dict[str, dict[str, str]] = {}
     for prefix, options in (item for table in tables for item in table.stores.items()):

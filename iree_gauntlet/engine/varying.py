@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import SpecError, UsageError
-from iree_gauntlet.settings import find_project_folder, find_shipped_folder
+from iree_gauntlet.settings import find_project_folder, find_settings_files, find_shipped_folder
 from iree_gauntlet.toolchains.flags import CPU_FLAGS, FLAG_RENAMES, FlagSet, split_flags, translate
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
@@ -30,9 +30,11 @@ _PART_LEVEL_SUFFIX = "-opt-level"
 
 def list_known_variants(suite_variants: Sequence[FlagVariant]) -> dict[str, FlagVariant]:
     """Return the variants of the settings and of a suite by name; SpecError if the settings cannot be read."""
-    from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
+    variants = suite_variants
+    if find_settings_files(find_project_folder(), os.environ):
+        from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
 
-    variants = (*read_configuration(find_project_folder(), os.environ).variants, *suite_variants)
+        variants = (*read_configuration(find_project_folder(), os.environ).variants, *suite_variants)
     return {variant.name: variant for variant in variants}
 
 
