@@ -243,7 +243,7 @@ def _choose_indices(
     for outside in (False, any(use.outside == EVERYTHING for use in uses)):
         if distinct_uses:
             use = next(use for use in uses if use.distinct)
-            use = use if outside else _limit(use)
+            use = use if outside else _drop_outside(use)
             array = _fill_distinct(use, limits, _read_sizes(choice))
             arrays += [(outside, array)] if array is not None else []
         else:
@@ -288,9 +288,9 @@ def _find_limits(uses: Sequence[IndexUse], dtype: np.dtype[Any], sample: Integer
     # Columns have limits of their own.
     for use in () if _has_columns(uses) else uses:
         for size, span in zip(use.sizes, use.spans, strict=True) if use.outside != EVERYTHING else ():
-            least = 0 if use.outside == NOTHING else -size if isinstance(size, int) else -1
-            most = size - span if isinstance(size, int) else int(sample.max())
-            low, high = max(low, least), min(high, most)
+            lower = 0 if use.outside == NOTHING else -size if isinstance(size, int) else -1
+            upper = size - span if isinstance(size, int) else int(sample.max())
+            low, high = max(low, lower), min(high, upper)
     return _Limits(low, high)
 
 
@@ -299,7 +299,7 @@ def _has_columns(uses: Sequence[IndexUse]) -> bool:
     return len(uses) == 1 and uses[0].by_column and len(uses[0].sizes) > 1 and uses[0].layout <= FLAT
 
 
-def _limit(use: IndexUse) -> IndexUse:
+def _drop_outside(use: IndexUse) -> IndexUse:
     """Return a use without what it defines outside of the range."""
     return replace(use, outside=NOTHING) if use.outside == EVERYTHING else use
 
@@ -310,8 +310,8 @@ def _list_marks(outside: str, size: Size, span: int, limits: _Limits) -> list[in
         marks = {NOTHING: [0], NEGATIVE: [0, -1], EVERYTHING: [-1, 0, limits.high, limits.low]}[outside]
     else:
         last = size - span
-        beyond = [size, 0, -1, last + 1, limits.high, limits.low, -size, -size - 1]
-        marks = [last, *{NOTHING: [0], NEGATIVE: [-size, 0, -1], EVERYTHING: beyond}[outside]] if last >= 0 else []
+        outer = [size, 0, -1, last + 1, limits.high, limits.low, -size, -size - 1]
+        marks = [last, *{NOTHING: [0], NEGATIVE: [-size, 0, -1], EVERYTHING: outer}[outside]] if last >= 0 else []
     return [mark for mark in dict.fromkeys(marks) if limits.low <= mark <= limits.high]
 
 
@@ -320,7 +320,9 @@ def _fill(uses: Sequence[IndexUse], limits: _Limits, count: int, *, outside: boo
     dimensions = [(use, size, span) for use in uses for size, span in zip(use.sizes, use.spans, strict=True)]
     columns = []
     for group in [[item] for item in dimensions] if _has_columns(uses) else [dimensions]:
-        marks = [mark for use, size, span in group for mark in _list_marks(_limit(use).outside, size, span, limits)]
+        marks = [
+            mark for use, size, span in group for mark in _list_marks(_drop_outside(use).outside, size, span, limits)
+        ]
         if outside:
             inside = marks if count == 1 else []
             marks = [mark for use, size, span in group for mark in _list_marks(use.outside, size, span, limits)]
@@ -357,9 +359,9 @@ def _fill_distinct(use: IndexUse, limits: _Limits, shape: Sizes) -> Integers | N
     inside = [total - 1, *range(min(total - 1, rows))]
     indices = np.stack(np.unravel_index(inside, sizes), axis=-1).astype(np.int64)
     if use.outside == EVERYTHING:
-        beyond = np.array(sizes, np.int64)
-        ends = [indices[0], beyond, *indices[1:2], *([-beyond - 1] if limits.low < 0 else []), *indices[2:]]
-        indices = np.stack([*ends, *([beyond] * max(0, rows - len(ends)))])
+        outer = np.array(sizes, np.int64)
+        ends = [indices[0], outer, *indices[1:2], *([-outer - 1] if limits.low < 0 else []), *indices[2:]]
+        indices = np.stack([*ends, *([outer] * max(0, rows - len(ends)))])
     elif limits.low < 0 and use.outside == NEGATIVE:
         indices[1::2] -= np.array(sizes, np.int64)
     return indices[:rows].reshape(-1) if len(indices) >= rows else None

@@ -124,7 +124,9 @@ def _name(dialect: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{dialect}.{name}" for name in names)
 
 
-def _along(operand: int, attribute: str = "axis", default: int = 0) -> Callable[[Operator[object], int], _Dimensions]:
+def _find_along(
+    operand: int, attribute: str = "axis", default: int = 0
+) -> Callable[[Operator[object], int], _Dimensions]:
     """Return the dimension of an operand that an attribute names."""
 
     def find(operator: Operator[object], _: int) -> _Dimensions:
@@ -135,13 +137,13 @@ def _along(operand: int, attribute: str = "axis", default: int = 0) -> Callable[
     return find
 
 
-def _along_constant(operator: Operator[object], _: int) -> _Dimensions:
+def _find_along_constant(operator: Operator[object], _: int) -> _Dimensions:
     """Return the dimension of torch's operators: their second operand names it."""
     axis = operator.get_constant(1)
     return _Dimensions(() if axis is None else (operator.get_shape(0)[axis],))
 
 
-def _by_columns(operator: Operator[object], operand: int) -> _Dimensions:
+def _find_columns(operator: Operator[object], operand: int) -> _Dimensions:
     """Return the dimensions of `GatherND` and `ScatterND`: one for each entry of the last axis."""
     count = operator.get_shape(operand)[-1]
     (start,) = operator.get_integers("batch_dims") or (0,)
@@ -150,7 +152,7 @@ def _by_columns(operator: Operator[object], operand: int) -> _Dimensions:
     return _Dimensions(columns, by_column=True)
 
 
-def _by_operand(shift: int, span_operand: int | None = None) -> Callable[[Operator[object], int], _Dimensions]:
+def _find_by_operand(shift: int, span_operand: int | None = None) -> Callable[[Operator[object], int], _Dimensions]:
     """Return the dimension that the number of an operand says; the spans are attributes, or an operand's sizes."""
 
     def find(operator: Operator[object], operand: int) -> _Dimensions:
@@ -164,7 +166,7 @@ def _by_operand(shift: int, span_operand: int | None = None) -> Callable[[Operat
     return find
 
 
-def _by_map(attribute: str) -> Callable[[Operator[object], int], _Dimensions]:
+def _find_by_map(attribute: str) -> Callable[[Operator[object], int], _Dimensions]:
     """Return the dimensions of StableHLO's gather and scatter, which an attribute maps columns to."""
 
     def find(operator: Operator[object], operand: int) -> _Dimensions:
@@ -185,16 +187,11 @@ def _by_map(attribute: str) -> Callable[[Operator[object], int], _Dimensions]:
     return find
 
 
-def _is_combining(operator: Operator[object]) -> bool:
-    """Return whether a scatter combines values by a single operation, whose order is irrelevant."""
-    names = operator.list_inner()
-    return len(names) == 2 and bool(re.search(r"add|multiply|minimum|maximum|and$|or$", names[0]))
-
-
 def _keep_apart(operator: Operator[object]) -> str:
-    """Return the rule for indices of StableHLO's scatter."""
-    is_unique = any(operator.get_integers("unique_indices") or ())
-    return "anywhere" if is_unique or not _is_combining(operator) else ""
+    """Return the rule for indices of StableHLO's scatter: equal ones are defined if it combines by one operation."""
+    names = operator.list_inner()
+    is_combining = len(names) == 2 and re.search(r"add|multiply|minimum|maximum|and$|or$", names[0])
+    return "anywhere" if any(operator.get_integers("unique_indices") or ()) or not is_combining else ""
 
 
 def _keep_apart_along(operator: Operator[object]) -> str:
@@ -202,11 +199,7 @@ def _keep_apart_along(operator: Operator[object]) -> str:
     return "" if operator.get_integers("reduction") else f"along {axis}"
 
 
-def _keep_apart_along_constant(operator: Operator[object]) -> str:
-    return f"along {operator.get_constant(1)}"
-
-
-_ONNX_SCATTER = _Index(1, NEGATIVE, _along(0), distinct=_keep_apart_along)
+_ONNX_SCATTER = _Index(1, NEGATIVE, _find_along(0), distinct=_keep_apart_along)
 # The operands in a list are counted from here on.
 LIST_OPERANDS = 100
 _TORCH_INDEX = _Index(
@@ -215,15 +208,15 @@ _TORCH_INDEX = _Index(
     lambda operator, operand: _Dimensions((operator.get_shape(0)[operand - LIST_OPERANDS],)),
     rest=True,
 )
-_TORCH_ALONG = _Index(2, NOTHING, _along_constant)
-_STABLEHLO_GATHER = _Index(1, EVERYTHING, _by_map("start_index_map"))
+_TORCH_ALONG = _Index(2, NOTHING, _find_along_constant)
+_STABLEHLO_GATHER = _Index(1, EVERYTHING, _find_by_map("start_index_map"))
 _CLASSES = _Index(1, NOTHING, lambda operator, _: _Dimensions((operator.get_shape(0)[1],)))
 # The operands of a tensor's element; outside of the tensor, memory is read.
-_ELEMENT = _Index(1, NOTHING, _by_operand(1), rest=True)
+_ELEMENT = _Index(1, NOTHING, _find_by_operand(1), rest=True)
 _INDICES: dict[str, _Index] = {
-    "onnx.Gather": _Index(1, NEGATIVE, _along(0)),
-    "onnx.GatherElements": _Index(1, NEGATIVE, _along(0)),
-    "onnx.GatherND": _Index(1, NEGATIVE, _by_columns),
+    "onnx.Gather": _Index(1, NEGATIVE, _find_along(0)),
+    "onnx.GatherElements": _Index(1, NEGATIVE, _find_along(0)),
+    "onnx.GatherND": _Index(1, NEGATIVE, _find_columns),
     "onnx.NegativeLogLikelihoodLoss": _CLASSES,
     # Values outside of the range have no "on" value.
     "onnx.OneHot": _Index(
@@ -231,20 +224,20 @@ _INDICES: dict[str, _Index] = {
         EVERYTHING,
         lambda operator, _: _Dimensions((operator.get_result_shape()[(operator.get_integers("axis") or (-1,))[0]],)),
     ),
-    "onnx.RoiAlign": _Index(2, NOTHING, _along(0)),
+    "onnx.RoiAlign": _Index(2, NOTHING, _find_along(0)),
     "onnx.Scatter": _ONNX_SCATTER,
     "onnx.ScatterElements": _ONNX_SCATTER,
     "onnx.ScatterND": _Index(
-        1, NEGATIVE, _by_columns, distinct=lambda operator: "" if operator.get_integers("reduction") else "anywhere"
+        1, NEGATIVE, _find_columns, distinct=lambda operator: "" if operator.get_integers("reduction") else "anywhere"
     ),
     "onnx.SoftmaxCrossEntropyLoss": _CLASSES,
     # Start indices are clamped so that a slice is within its operand.
     "stablehlo.gather": _STABLEHLO_GATHER,
     "stablehlo.dynamic_gather": _STABLEHLO_GATHER,
-    "stablehlo.dynamic_slice": _Index(1, EVERYTHING, _by_operand(1), rest=True),
-    "stablehlo.dynamic_update_slice": _Index(2, EVERYTHING, _by_operand(2, 1), rest=True),
+    "stablehlo.dynamic_slice": _Index(1, EVERYTHING, _find_by_operand(1), rest=True),
+    "stablehlo.dynamic_update_slice": _Index(2, EVERYTHING, _find_by_operand(2, 1), rest=True),
     # Updates outside are left out.
-    "stablehlo.scatter": _Index(1, EVERYTHING, _by_map("scatter_dims_to_operand_dims"), distinct=_keep_apart),
+    "stablehlo.scatter": _Index(1, EVERYTHING, _find_by_map("scatter_dims_to_operand_dims"), distinct=_keep_apart),
     "tosa.gather": _Index(1, NOTHING, lambda operator, _: _Dimensions((operator.get_shape(0)[1],))),
     "tosa.scatter": _Index(
         1, NOTHING, lambda operator, _: _Dimensions((operator.get_shape(0)[1],)), distinct=lambda _: "along 1"
@@ -259,11 +252,11 @@ _INDICES: dict[str, _Index] = {
     "torch.aten.index_select": _TORCH_ALONG,
     "torch.aten.nll_loss_forward": _CLASSES,
     "torch.aten.one_hot": _Index(0, NOTHING, lambda operator, _: _Dimensions((operator.get_constant(1),))),
-    "torch.aten.scatter.src": replace(_TORCH_ALONG, distinct=_keep_apart_along_constant),
+    "torch.aten.scatter.src": replace(_TORCH_ALONG, distinct=lambda operator: f"along {operator.get_constant(1)}"),
     "torch.aten.scatter.value": _TORCH_ALONG,
     "torch.aten.scatter_add": _TORCH_ALONG,
     "tensor.extract": _ELEMENT,
-    "tensor.insert": _Index(2, NOTHING, _by_operand(2), rest=True),
+    "tensor.insert": _Index(2, NOTHING, _find_by_operand(2), rest=True),
 }
 # Operators that keep an operand's values, by the operands: those with this number or a lower one.
 _ALL = 1 << 16
@@ -327,7 +320,7 @@ def trace_indices(graph: ProgramGraph[_Value], value: _Value) -> tuple[tuple[Ind
     """Find the uses of an input as an index; return also whether all of its uses are known."""
     uses: dict[IndexUse, None] = {}
     is_known = True
-    first = _TracedValue(value, computed=False, layout=SAME, bits=64, signed=True)
+    first = _Trace(value, computed=False, layout=SAME, bits=64, signed=True)
     waiting, earlier_values = [first], {first}
     while waiting:
         traced = waiting.pop()
@@ -351,7 +344,7 @@ def trace_indices(graph: ProgramGraph[_Value], value: _Value) -> tuple[tuple[Ind
 
 
 @dataclass(frozen=True, slots=True)
-class _TracedValue(Generic[_Value]):
+class _Trace(Generic[_Value]):
     """A value on the way from an input to an index; the attributes are those of `IndexUse`."""
 
     value: _Value
@@ -362,7 +355,7 @@ class _TracedValue(Generic[_Value]):
 
 
 def _find_use(
-    row: _Index, operator: Operator[_Value], operand: int, traced: _TracedValue[_Value] | None = None
+    row: _Index, operator: Operator[_Value], operand: int, traced: _Trace[_Value] | None = None
 ) -> IndexUse | None:
     """Return the use of a value as an index; None if the operator's dimensions are unknown."""
     try:
@@ -386,8 +379,8 @@ def _is_repeating(operator: Operator[object]) -> bool:
 
 
 def _follow(
-    graph: ProgramGraph[_Value], operator: Operator[_Value], operand: int, traced: _TracedValue[_Value]
-) -> Iterator[_TracedValue[_Value]]:
+    graph: ProgramGraph[_Value], operator: Operator[_Value], operand: int, traced: _Trace[_Value]
+) -> Iterator[_Trace[_Value]]:
     """Yield the values that are made of a value."""
     last, layout = _KEEPING.get(operator.name, (-1, SAME))
     if layout == FLAT and "broadcast" in operator.name and _is_repeating(operator):
@@ -400,7 +393,7 @@ def _follow(
         if kind is None:
             continue
         bits, signed = kind
-        yield _TracedValue(
+        yield _Trace(
             follower,
             computed=traced.computed or is_computing,
             layout=max(traced.layout, layout),

@@ -200,7 +200,7 @@ class _MlirOperator:
     graph: _MlirGraph
 
     def get_shape(self, operand: int) -> list[Size]:
-        value = self.graph.find_origin(self.operation.operands[self._renumber(operand)])
+        value = self.graph.find_origin(self.operation.operands[self._find_position(operand)])
         names, name = self.graph.names, self.graph.names.get(value, "")
         shape = _read_type(str(value.type)).shape
         return [(name, axis) if size is None and value in names else size for axis, size in enumerate(shape)]
@@ -236,7 +236,7 @@ class _MlirOperator:
                 return [self.operation.results[operand]]
         return [*self.operation.results]
 
-    def _renumber(self, operand: int) -> int:
+    def _find_position(self, operand: int) -> int:
         """Return the operand of a list's entry, or of StableHLO's scatter, whose indices come after all inputs."""
         is_scatter = self.name == "stablehlo.scatter" and operand == 1
         return len(self.operation.operands) // 2 if is_scatter else operand
