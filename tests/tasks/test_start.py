@@ -23,9 +23,11 @@ def asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def unfrozen_collector() -> Iterator[None]:
+def unchanged_collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
+    gc.set_threshold(*thresholds)
 
 
 @pytest.mark.usefixtures("asked_for_its_version")
@@ -66,14 +68,16 @@ def test_here_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_garbage_is_collected_during_a_command_and_not_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen: list[int] = []
+    objects: list[object] = []
 
     def run_command() -> None:
         assert gc.isenabled()
-        frozen.append(gc.get_freeze_count())
+        assert gc.get_freeze_count() > 10_000
+        objects.append([])
+        assert any(item is objects[0] for item in gc.get_objects())
         raise SystemExit(1)
 
     monkeypatch.setattr(program, "main", run_command)
     with pytest.raises(SystemExit):
         start.main()
-    assert gc.get_freeze_count() > frozen[0] + 10_000
+    assert not any(item is objects[0] for item in gc.get_objects()), "all that is left is frozen"
