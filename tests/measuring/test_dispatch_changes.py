@@ -108,6 +108,15 @@ def test_what_is_listed_leaves_a_fifth_at_most(a: DispatchProfile, b: DispatchPr
     assert len(changes.select_main_changes()) <= 10
 
 
+def test_a_fifth_is_little_enough() -> None:
+    # The second row is a fifth of the difference, and 1 - 0.8 is less than 0.2 as a binary number.
+    changes = match_dispatches(
+        profile([("matmul_4x4_f32", 1_265_698, 1)]),
+        profile([("matmul_4x4_f32", 1_264_504, 1), ("matmul_8x8_f32", 199, 1)]),
+    )
+    assert [change.difference_ns for change in changes.select_main_changes()] == [-1194]
+
+
 def one(changes: DispatchChanges, **what: object) -> DispatchChange:
     found = [
         change for change in changes.changes if all(getattr(change, name) == value for name, value in what.items())

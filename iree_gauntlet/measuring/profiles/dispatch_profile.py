@@ -64,7 +64,7 @@ _NAME_WITH_NUMBER = re.compile(r".*_(?:dispatch|encoding)_\d+")
 # The kind of the row for the time outside of all dispatches.
 OUTSIDE = "outside"
 OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
-_EXPLAINED_SHARE = 0.8
+_UNEXPLAINED_SHARE = 0.2
 _MAX_ROWS = 10
 # This limits the names in the title of a combined row.
 _MAX_WORKS = 3
@@ -369,7 +369,7 @@ class DispatchChanges:
         total = self.difference_ns
         missing = total
         for count, change in enumerate(self.changes):
-            if abs(missing) <= (1 - _EXPLAINED_SHARE) * abs(total) or count == max_rows or not change.difference_ns:
+            if abs(missing) <= _UNEXPLAINED_SHARE * abs(total) or count == max_rows or not change.difference_ns:
                 return self.changes[:count]
             missing -= change.difference_ns
         return self.changes
