@@ -24,7 +24,7 @@ from iree_gauntlet.engine.rounds.blocks import (
     collect_samples,
     run_spec_blocks,
 )
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
     ExactJudge,
@@ -217,7 +217,7 @@ class BisectSearch:
             return ExitCode.FAILED, f"{prefix}{problem}"
         self._is_searching = True
         self.log.write("search", self._describe_search())
-        return self._find_flags(question.flags) if question.flags else self._find_change(), ""
+        return (self._find_flags(question.flags), "") if question.flags else self._find_change()
 
     def _announce(self) -> None:
         """Say what is searched."""
@@ -235,18 +235,24 @@ class BisectSearch:
         if question.request.source:
             self.say(describe_cost(row, count_max_tries(len(row)), question.place))
 
-    def _find_change(self) -> ExitCode:
-        """Find the two candidates around the change; record the commit that made it."""
+    def _find_change(self) -> tuple[ExitCode, str]:
+        """Find the two candidates around the change; record the commit that made it. Return also a problem."""
         request = self.question.request
         self._narrow()
         if request.into:
-            self._refine(request.into)
+            try:
+                commits = self._refine(request.into)
+            except (UsageError, ToolchainError) as error:
+                old, new = self._change_pair
+                pair = f"it is between {old.label} and {new.label}"
+                return ExitCode.ERROR, f"{pair}, whose commits cannot be searched: {error.on_one_line}"
+            self._search_among(commits)
         if self._state.between:
-            return ExitCode.INCONCLUSIVE
+            return ExitCode.INCONCLUSIVE, ""
         source = request.source or request.into
         if source and (commit := self._find_commit(self._change_pair[1])):
             self.log.write("change", describe_change(commit, source, self.question.place))
-        return ExitCode.OK
+        return ExitCode.OK, ""
 
     def _narrow(self) -> None:
         """Try candidates until the change lies between two neighbours, or until no useful candidate is left."""
@@ -310,22 +316,27 @@ class BisectSearch:
         self.question = replace(self.question, row=row)
         self.log.write("refined", CandidateRefinement(row=record_row(row)))
 
-    def _refine(self, source: str) -> None:
-        """Search between the two candidates around the change: first nightlies between releases, then commits."""
+    def _refine(self, source: str) -> tuple[Candidate, ...]:
+        """Search the nightlies between the two candidates around the change; return the commits that remain.
+
+        Raises:
+            ToolchainError: the checkout lacks the commit of a candidate.
+            UsageError: neither commit is an ancestor of the other.
+        """
         place = self.question.place
         if not self._state.between:
             self._search_among(list_nightlies_inside(*self._change_pair, place, self.say))
-        if not self._state.between:
-            old, new = self._change_pair
-            commits = self._find_commit(old), self._find_commit(new)
-            if not all(commits):
-                message = f"the commits of {old.label} and {new.label} are not known"
-                raise GauntletError(message, "Search with --source between two of them.")
-            row, _ = list_commits(*commits, source, place)
-            if inside := row[1:-1]:
-                cost = describe_cost(inside, count_max_tries(len(row)), place)
-                self.say(f"between {old.label} and {new.label}: {cost}")
-            self._search_among(inside)
+        if self._state.between:
+            return ()
+        old, new = self._change_pair
+        commits = self._find_commit(old), self._find_commit(new)
+        if not all(commits):
+            raise UsageError("they are not known", "Search with --source between two of them.")
+        row, _ = list_commits(*commits, source, place)
+        if inside := row[1:-1]:
+            cost = describe_cost(inside, count_max_tries(len(row)), place)
+            self.say(f"between {old.label} and {new.label}: {cost}")
+        return inside
 
     @property
     def _change_pair(self) -> tuple[Candidate, Candidate]:

@@ -338,7 +338,7 @@ def list_nightlies_inside(
     try:
         row, _ = list_candidates_between(old.iree, new.iree, place, nightlies=True)
     except ToolchainError as error:
-        say(f"no nightlies between {old.label} and {new.label}: {error.message}; continuing with the commits")
+        say(f"the nightlies between {old.label} and {new.label} are not known: {error.message}; searching the commits")
         return ()
     if row[1:-1]:
         say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")

@@ -353,7 +353,7 @@ def _list_omissions(
         if step.stage is Stage.COMPILE and step.verdict.counts_as_pass and not step.is_for_count
     ]
     if any(not ({"code", "code_problems"} & statistics.keys()) for statistics in compiles):
-        yield "code (it is read with the extra code, but not in operator suites)"
+        yield "code (only with the extra code; operator suites have none)"
     elif problems := [text for statistics in compiles for text in statistics.get("code_problems", ())]:
         yield f"some code ({problems[0]})"
     if opening.options.get("no_times"):

@@ -133,7 +133,7 @@ def _find_uses(program: UserProgram, choices: Sequence[InputChoice]) -> list[_In
             else _InputUses()
             for tensor in program.inputs
         ]
-    graph = _OnnxGraph(program.model, {**infer_shapes(program.model), **shapes})
+    graph = _OnnxGraph(program.model, infer_shapes(program.model, shapes))
     return [
         _InputUses(*trace_indices(graph, tensor.name)) if tensor.element_type in _INDEX_TYPES else _InputUses()
         for tensor in program.inputs
@@ -374,7 +374,7 @@ def _choose_ends(
     if program.model is None or tensor.is_float or tensor.element_type == "i1":
         return []
     users = find_users(program.model)[tensor.name]
-    shapes = {**infer_shapes(program.model), **{item.name: _read_sizes(item) for item in choices}}
+    shapes = infer_shapes(program.model, {item.name: _read_sizes(item) for item in choices})
     for values, operator in find_needed_values(users, _read_sizes(choice), shapes, _END_RULES):
         dtype = _get_dtype(tensor)
         limits = np.iinfo(dtype)

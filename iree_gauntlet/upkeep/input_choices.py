@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,10 +285,16 @@ def find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     return users_by_input
 
 
-def infer_shapes(model: Any) -> dict[str, Sizes]:
-    """Infer the shapes of values whose sizes are all declared or follow from declared sizes."""
+def infer_shapes(model: Any, input_shapes: Mapping[str, Sizes] = MappingProxyType({})) -> dict[str, Sizes]:
+    """Infer the shapes of values whose sizes are all declared, or follow from declared ones, or from those of inputs."""
     import onnx  # noqa: PLC0415 - the model is of it
 
+    if input_shapes:
+        original, model = model, onnx.ModelProto()
+        model.CopyFrom(original)
+        for value in model.graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, input_shapes.get(value.name, ()), strict=False):
+                dim.dim_value = size
     # A model with unknown operators, or with mistakes, keeps its declared shapes.
     with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
         model = onnx.shape_inference.infer_shapes(model)

@@ -504,7 +504,8 @@ def read_program(
     if not path.is_file():
         message = "is a folder" if path.is_dir() else "no such file"
         hint = "A model behind a URL needs no file: docs/start/own-model.md#2-the-model" if ":/" in str(path) else ""
-        raise UsageError(f"--program {path}: {message}", hint or "Name a file of a program: ONNX, MLIR or .pt2.")
+        hint = hint or "Name a file of a program: ONNX, MLIR, StableHLO, jax.export, .pt2 or TFLite."
+        raise UsageError(f"--program {path}: {message}", hint)
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

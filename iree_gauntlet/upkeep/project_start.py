@@ -86,8 +86,9 @@ def init(request: InitRequest) -> ExitCode:
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if request.program:
         return _add_program(request, folder, is_project=is_project)
-    if request.shape or request.name or request.data or request.goldens:
-        raise UsageError("--shape, --name, --data and --goldens require a program", "Give --program FILE too.")
+    if request.shape or request.name or request.data or request.goldens or request.edges:
+        message = "--shape, --name, --data, --edges and --goldens require a program"
+        raise UsageError(message, "Give --program FILE too.")
     if is_project and not request.again:
         message = f"{folder.resolve()} is already a project: it has specs/ and suites/"
         hint = "`init --program FILE` adds a model, `init --again` writes these files anew; or name another folder."
@@ -195,7 +196,9 @@ def _add_edges(
 ) -> None:
     """Add specs whose inputs touch edges, and of small sizes; print why one is missing."""
     if inputs.result is None:
-        sys.stdout.write("  note: there are no specs of edges: they follow from inputs that `init` has chosen\n")
+        option = "--no-record" if request.no_record else "--data" if request.data else ""
+        reason = f"with {option}, " if option else ""
+        sys.stdout.write(f"  note: there are no specs of edges: {reason}no reference has run on inputs of `init`\n")
         return
     for name, description, sets in _list_edges(program, inputs.choices, is_shape_given=bool(request.shape)):
         chosen = _choose_inputs(program, sets, sources) if sets else InputSet((), (description,))
@@ -346,7 +349,9 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
 def _explain_inputs(program: UserProgram, inputs: InputSet) -> str:
     """Format the inputs of a program, and the reasons."""
     open_sizes = {
-        tensor.name: ", ".join(name.lstrip("?") for name in tensor.open_sizes.values())
+        tensor.name: ", ".join(
+            name if name != f"?{axis}" else f"dimension {axis}" for axis, name in tensor.open_sizes.items()
+        )
         for tensor in program.inputs
         if tensor.open_sizes
     }

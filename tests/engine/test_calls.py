@@ -199,7 +199,7 @@ def check(module: str, tmp_path: Path) -> Callable[..., Result]:
 
     def check_calls(*calls: str) -> Result:
         folder = tmp_path / "steps" / "s" / "threshold"
-        words = [sys.executable, run_calls.__file__, *make_argv(module, (f"--outputs={folder}", *calls))]
+        words = [sys.executable, run_calls.__file__, f"--outputs={folder}", *make_argv(module, calls)]
         step = make_step(
             Stage.THRESHOLD, folder=str(folder), origin=Origin("s.json"), command=Command(tuple(words), str(folder))
         )

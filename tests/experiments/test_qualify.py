@@ -111,7 +111,10 @@ def test_killed_in_any_part_and_gone_on_with(project: Project, kept: int) -> Non
     # Without benchmarks, the part about times is left out.
     for path in project.benchmarks.glob("*.json"):
         path.unlink()
-    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    old, new = (
+        write_build_tree(project.folder / "old", name="old"),
+        write_build_tree(project.folder / "new", name="new"),
+    )
     assert project.gauntlet("qualify", old, new).code == 0
     folder = _newest(project)
     # As if it had been killed after so many lines, in the middle of the next one.
@@ -206,7 +209,10 @@ def test_wrong_input(project: Project, words: list[str], code: int, says: str) -
 @pytest.mark.iree
 def test_a_suite_that_only_compiles_has_no_other_parts(project: Project) -> None:
     project.suite('stages = ["compile", "compstat"]\n')
-    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    old, new = (
+        write_build_tree(project.folder / "old", name="old"),
+        write_build_tree(project.folder / "new", name="new"),
+    )
     done = project.gauntlet("qualify", old, new, "--suite", "s")
     assert done.code == 0, done.text
     document = _read(project)
@@ -224,7 +230,10 @@ def test_a_suite_that_only_compiles_has_no_other_parts(project: Project) -> None
 def test_a_compile_that_fails_in_a_suite_that_only_compiles_is_followed(project: Project) -> None:
     project.suite('stages = ["compile", "compstat"]\n')
     project.add("broken")
-    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", iree_compile=_BROKEN)
+    old, new = (
+        write_build_tree(project.folder / "old", name="old"),
+        write_build_tree(project.folder / "new", iree_compile=_BROKEN),
+    )
     done = project.gauntlet("qualify", old, new, "--suite", "s", "--no-bundles")
     assert done.code == 1, done.text
     (loss,) = _read(project)["losses"]
@@ -236,7 +245,7 @@ def test_a_compile_that_fails_in_a_suite_that_only_compiles_is_followed(project:
 def test_a_slower_compile_of_a_model_without_a_benchmark_is_not_measured_again(project: Project) -> None:
     project.add("untimed")
     (project.benchmarks / "untimed_cpu.json").unlink()
-    old = write_build_tree(project.folder / "old")
+    old = write_build_tree(project.folder / "old", name="old")
     new = write_build_tree(project.folder / "new", iree_compile="sleep 1")
     done = project.gauntlet("qualify", old, new, "--no-times", "--submodel", "untimed")
     assert done.code == 0, done.text
@@ -259,7 +268,10 @@ def test_a_part_that_is_interrupted_is_named_and_gone_on_with(
 ) -> None:
     for path in project.benchmarks.glob("*.json"):
         path.unlink()
-    old, new = write_build_tree(project.folder / "old"), write_build_tree(project.folder / "new", name="new")
+    old, new = (
+        write_build_tree(project.folder / "old", name="old"),
+        write_build_tree(project.folder / "new", name="new"),
+    )
     with monkeypatch.context() as patch:
         patch.setattr("iree_gauntlet.experiments.qualify.check_compatibility", lambda *_: ExitCode.INTERRUPTED)
         assert project.gauntlet("qualify", old, new).code == 130
@@ -360,17 +372,14 @@ def test_the_verdict_says_what_it_is_not_about(tmp_path: Path) -> None:
     both = {"instructions": True, "memory": True}
     assert judge("all", both, code=[]) == nothing
     assert judge("less", both | {"no_times": True}) == (
-        f"{nothing}; not judged: code (it is read with the extra code, but not in operator suites), times (--no-times)"
+        f"{nothing}; not judged: code (only with the extra code; operator suites have none), times (--no-times)"
     )
     assert judge("least", {}, code_problems=["no machine code"]) == (
         f"{nothing}; not judged: some code (no machine code), instructions (only with --instructions), "
         "memory (only with --memory)"
     )
     document = json.loads((tmp_path / "less" / "qualify.json").read_text())
-    assert document["omissions"] == [
-        "code (it is read with the extra code, but not in operator suites)",
-        "times (--no-times)",
-    ]
+    assert document["omissions"] == ["code (only with the extra code; operator suites have none)", "times (--no-times)"]
 
 
 def _keep_options(folder: Path, options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -56,6 +57,10 @@ def run_board(folder: Path) -> Iterator[LoopbackBoard]:
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if sshd is None or not Path("/proc/self/stat").exists():
         pytest.skip("needs sshd and /proc: apt install openssh-server")
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip("ssh needs a user who has a name: an entry in /etc/passwd")
     if os.getuid() == 0:
         _PRIVILEGE_FOLDER.mkdir(exist_ok=True)
     (folder / "home").mkdir()

@@ -129,7 +129,9 @@ def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
         *("--blobHost", "127.0.0.1", "--blobPort", "0", *options),
     ]
-    with _run_server(command, folder, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}) as port:
+    with _run_server(
+        command, folder, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}", "NODE_DISABLE_COMPILE_CACHE": "1"}
+    ) as port:
         yield Azurite(f"http://127.0.0.1:{port}/{ACCOUNT}", key)
 
 

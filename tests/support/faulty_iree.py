@@ -167,7 +167,10 @@ class SyntheticBuild:
 
 
 def fill_module_cache(project: Project) -> None:
-    """Copy modules of `abs`, built by a tree with the installed compiler, into a project's cache."""
+    """Copy modules of `abs`, built by a tree with the installed compiler, into a project's cache.
+
+    What a build with another compiler, or another name, compiles has another size, by the length of the paths.
+    """
     shutil.copytree(make_once("tree-cache", _compile_abs), project.folder / "cache", dirs_exist_ok=True)
 
 

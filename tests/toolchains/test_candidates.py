@@ -106,9 +106,9 @@ def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainLocat
     nowhere = make_place(tmp_path, str(tmp_path / "nowhere"))
     assert list_nightlies_inside(old, new, nowhere, said.append) == ()
     assert said[1].startswith(
-        "no nightlies between 3.12.0 and 3.13.0: uv cannot list the versions of iree-base-compiler"
+        "the nightlies between 3.12.0 and 3.13.0 are not known: uv cannot list the versions of iree-base-compiler"
     )
-    assert said[1].endswith("; continuing with the commits")
+    assert said[1].endswith("; searching the commits")
 
 
 def test_releases_at_the_edges(place: ToolchainLocations) -> None:

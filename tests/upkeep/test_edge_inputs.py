@@ -88,6 +88,9 @@ def test_indices_beyond_the_range_are_taken_where_they_are_defined(tmp_path: Pat
     inside, outside = find_ends(read_model(tmp_path, [node], [("i", I64, [9])], [9, 4], **weights))
     assert inside == [3, 0, 3, 0, 3, 0, 3, 0, 3]
     assert outside == [3, 4, 0, -1, 2**63 - 1, -(2**63), -4, -5, 3]
+    # The file leaves the batch open.
+    inside, outside = find_ends(read_model(tmp_path, [node], [("i", I64, ["n"])], ["n", 4], **weights))
+    assert (inside, outside) == ([3, 0] * 4, [3, 4, 0, -1, 2**63 - 1, -(2**63), -4, -5])
 
 
 def test_slices_end_where_their_operand_ends(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -237,7 +238,7 @@ def test_a_mistyped_sku_makes_no_series_of_its_own(project: Project, capsys: pyt
     add_run(mistyped, settings, project.folder)
     warning = capsys.readouterr().err
     assert "was not added to the history: no golden is for the SKU mi30" in warning, warning
-    assert f"gauntlet history.add {mistyped} --new-sku`" in warning, warning
+    assert f"gauntlet history.add {shlex.quote(str(mistyped))} --new-sku`" in warning, warning
     assert len(list(project.folder.glob("history/*/*.json"))) == 2
     assert project.gauntlet(*command.split()).code == 0
     assert project.gauntlet("history.add", "mistyped").code == 0, "the history knows the SKU now"

@@ -179,7 +179,8 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
-        (("--shape", "x=1"), "--shape, --name, --data and --goldens require a program"),
+        (("--shape", "x=1"), "--shape, --name, --data, --edges and --goldens require a program"),
+        (("--edges",), "--shape, --name, --data, --edges and --goldens require a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:
@@ -319,7 +320,7 @@ def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) ->
 def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
     program = network(empty, floats(-1, 3))
     done = gauntlet(empty, "init", "a", "--program", str(program), "--no-record")
-    assert "x: 2x3xf32, random://normal/2x3xf32; open in the file: 0\n" in done.out
+    assert "x: 2x3xf32, random://normal/2x3xf32; open in the file: dimension 0\n" in done.out
     words = ("--program", str(program), "--shape", "x=7x3", "--no-record")
     assert gauntlet(empty, "init", "b", *words).code == 0
 
