@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -65,7 +66,7 @@ from iree_gauntlet.requests import (
 )
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Kind, Stage
-from iree_gauntlet.toolchains.candidates import list_candidates_among
+from iree_gauntlet.toolchains.candidates import list_candidates_among, open_checkout
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
@@ -80,11 +81,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
     from iree_gauntlet.records.qualify_outcome import BumpFinding
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.find import ToolchainLocations
 
     _Performer = Callable[[RunRequest], ExitCode]
 
 
+_NO_NIGHTLIES = UsageError(
+    "--nightlies: OLD and NEW have to be two releases or nightlies, without --among",
+    "Leave it out, or name a checkout with --source for commits.",
+)
 _EXACT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT)
 # The stages of the suite that parts need.
 _NEEDED_STAGES = {COMPAT_PART: Stage.THRESHOLD, TIMES: Stage.BENCHMARK}
@@ -117,9 +123,12 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
     _check_candidates(options)
     marks = read_marks(find_project_folder() / MARKS_FILE)
     setup = make_setup(request)
-    # A side that does not exist is a mistake in the command line, and not a loss.
+    place = make_place(request)
+    if options.source:
+        open_checkout(options.source, place)
+    # A side that does not exist is a mistake in the command line, and not a loss. Building one may take hours.
     releases = [_find_release(side, setup.open_workbench_for(side)) for side in options.sides]
-    row = experiment.record.opening.row if experiment.record else _choose_row(options, releases, make_place(request))
+    row = experiment.record.opening.row if experiment.record else _choose_row(options, releases, place)
     kept_options = {**asdict(options), **request.resume_options}
     opening = QualifyOpening(
         suite=setup.selection.name, old=old, new=new, allowed=options.allow, row=row, kept=ResumeOptions(kept_options)
@@ -137,21 +146,31 @@ def qualify(options: QualifyRequest, request: RunRequest, presenter: Reporter) -
 
 
 def _check_candidates(options: QualifyRequest) -> None:
-    """Raise a UsageError for candidates of bisections that are no IREEs, or releases outside of OLD and NEW."""
+    """Raise a UsageError for candidates of bisections that are no IREEs, or not between OLD and NEW in order."""
+    if options.nightlies and (options.among or not all(map(_is_indexed, map(parse_choice, options.sides)))):
+        raise _NO_NIGHTLIES
     old, new = options.sides
-    candidates = list_candidates_among(old, new, options.among)
+    candidates = list_candidates_among(old, new, options.among, ("OLD", "NEW"))
     first, *versions, last = (parse_choice(candidate.iree).version for candidate in candidates)
     if first is None or last is None:
         return
     low, high = sorted((first, last))
     if outside := next((version for version in versions if version and not low < version < high), None):
         raise UsageError(f"--among {outside}: it is not between {low} and {high}", "Name what lies between, in order.")
+    for version, follower in pairwise(filter(None, versions)):
+        if (version > follower) != (first > last):
+            raise UsageError(f"--among {follower}: it is not between {version} and {last}", "Name them in order.")
+
+
+def _is_indexed(choice: Choice) -> bool:
+    """Return whether an IREE may be a release or a nightly."""
+    return choice.version is not None or choice.kind in (ChoiceKind.INSTALLED, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
 
 
 def _find_release(side: str, workbench: Workbench) -> str:
     """Return the release or nightly that a side names; empty if it is none, such as a build or a folder of wheels."""
     choice = parse_choice(side)
-    if choice.kind in (ChoiceKind.INSTALLED, ChoiceKind.RANGE, ChoiceKind.NIGHTLY):
+    if _is_indexed(choice) and choice.version is None:
         compiler, runtime = workbench.iree.compiler.release, workbench.iree.runtime.release
         return compiler if compiler == runtime else ""
     return str(choice.version or "")
@@ -179,8 +198,7 @@ def _choose_row(options: QualifyRequest, releases: Sequence[str], place: Toolcha
     elif not has_commits and all(releases) and releases[0] != releases[1]:
         row = replace(row, good=releases[0], bad=releases[1], among=(), nightlies=options.nightlies)
     if options.nightlies and not row.nightlies:
-        message = "--nightlies: OLD and NEW have to be two releases or nightlies, without --among"
-        raise UsageError(message, "Leave it out, or name a checkout with --source for commits.")
+        raise _NO_NIGHTLIES
     if options.packages and not (row.source or row.into):
         raise UsageError("--packages is for commits", "Name their checkout with --source.")
     if not (row.source or row.into or row.nightlies):

@@ -20,7 +20,7 @@ from iree_gauntlet.records.outcome import RunOutcome, format_headline, list_reco
 from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 _INTERRUPTED = "interrupted"
@@ -266,12 +266,8 @@ def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode |
     return f"not run: the matrix was {state}", code
 
 
-def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
-    """List notes about the record, and the obstacles to comparing the IREEs' figures."""
-    journal = record.journal
-    yield from list_record_remarks(
-        "matrix", "record", len(journal.openings), journal.end, torn=journal.has_truncated_line
-    )
+def list_equal_irees(irees: Iterable[MatrixIree]) -> Iterator[str]:
+    """List notes about several names of one IREE."""
     labels_by_identity: dict[tuple[str, ...], list[str]] = {}
     for iree in irees:
         key = iree.toolchain.identity, iree.toolchain.runtime_identity, *split_side(iree.text)[1]
@@ -279,6 +275,15 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
     for key, labels in labels_by_identity.items():
         if any(key[:2]) and len(labels) > 1:
             yield f"{' and '.join(labels)} are the same IREE: differences between them are noise"
+
+
+def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
+    """List notes about the record, and the obstacles to comparing the IREEs' figures."""
+    journal = record.journal
+    yield from list_record_remarks(
+        "matrix", "record", len(journal.openings), journal.end, torn=journal.has_truncated_line
+    )
+    yield from list_equal_irees(irees)
     hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
         yield f"measured on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"

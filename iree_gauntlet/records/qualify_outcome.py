@@ -28,7 +28,7 @@ from iree_gauntlet.records.bisect_outcome import CandidateRow, read_bisect_outco
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
 from iree_gauntlet.records.explain_outcome import add_explanations
-from iree_gauntlet.records.matrix_outcome import read_matrix_outcome
+from iree_gauntlet.records.matrix_outcome import list_equal_irees, read_matrix_outcome
 from iree_gauntlet.records.outcome import list_record_remarks
 from iree_gauntlet.stages import FailureKind, Stage
 
@@ -308,10 +308,11 @@ def read_qualify_outcome(folder: Path) -> QualifyOutcome:
         unjudged=tuple(unjudged),
         omissions=tuple(_list_omissions(opening, matrix, parts, undecided)),
         bisections=bisections,
-        remarks=tuple(
-            list_record_remarks(
+        remarks=(
+            *list_record_remarks(
                 "qualification", "record", len(record.openings), record.end, torn=record.has_truncated_line
-            )
+            ),
+            *(list_equal_irees(matrix.irees) if matrix else ()),
         ),
         state=record.state,
         end=record.end,

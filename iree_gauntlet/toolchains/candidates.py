@@ -90,14 +90,19 @@ def open_checkout(source: str, locations: ToolchainLocations) -> Checkout:
     return Checkout.open(choice.folder, locations.search_path)
 
 
-def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
-    """List explicitly named candidates, `good` first and `bad` last; both are added if the list lacks them."""
-    first, last = parse_choice(good, "--good"), parse_choice(bad, "--bad")
+def list_candidates_among(
+    good: str, bad: str, among: Sequence[str], ends: tuple[str, str] = ("--good", "--bad")
+) -> tuple[Candidate, ...]:
+    """List explicitly named candidates, `good` first and `bad` last; both are added if the list lacks them.
+
+    `ends` are the names of both in messages.
+    """
+    first, last = parse_choice(good, ends[0]), parse_choice(bad, ends[1])
     choices = [parse_choice(text, "--among") for text in among]
     keys = [_make_key(choice) for choice in choices]
-    for option, choice, position, index in (("--good", first, "first", 0), ("--bad", last, "last", len(choices) - 1)):
+    for option, choice, position, index in ((ends[0], first, "first", 0), (ends[1], last, "last", len(choices) - 1)):
         if _make_key(choice) in keys and keys.index(_make_key(choice)) != index:
-            hint = "Name the candidates in order: good first, bad last."
+            hint = f"Name the candidates in order: {ends[0]} first, {ends[1]} last."
             raise UsageError(f"{option} {choice.text} is not {position} in --among", hint)
     all_choices = [*([] if keys and keys[0] == _make_key(first) else [first]), *choices]
     all_choices += [] if keys and keys[-1] == _make_key(last) else [last]

@@ -286,7 +286,7 @@ def find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
 
 
 def infer_shapes(model: Any, input_shapes: Mapping[str, Sizes] = MappingProxyType({})) -> dict[str, Sizes]:
-    """Infer the shapes of values whose sizes are all declared, or follow from declared ones, or from those of inputs."""
+    """Infer the shapes of values whose sizes are declared, or follow from declared ones, or from those of inputs."""
     import onnx  # noqa: PLC0415 - the model is of it
 
     if input_shapes:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.workers.iree_side import reduce_program
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
@@ -180,6 +183,20 @@ def test_what_does_not_parse_is_shown_whole(project: Project) -> None:
     case, bundle = explained(project)
     assert case["found"]["reduced"]["why"] == "the program cannot be reduced: it does not parse"
     assert (bundle / "program.mlir").read_bytes() == (project.regressions / "broken.mlir").read_bytes()
+
+
+def test_a_portable_artifact_is_said_to_be_one(tmp_path: Path) -> None:
+    tensor = "!vhlo.tensor_v1<4x!vhlo.f32_v1>"
+    (tmp_path / "program.mlir").write_text(
+        f'vhlo.func_v1 @main(%x: {tensor}) -> ({tensor}) {{ "vhlo.return_v1"(%x) : ({tensor}) -> () }}\n'
+        '{arg_attrs = #vhlo.array_v1<[]>, res_attrs = #vhlo.array_v1<[]>, sym_visibility = #vhlo.string_v1<"">}\n'
+    )
+    texts = dict.fromkeys(("compile", "cwd", "pattern"), "") | {"program": "program.mlir", "folder": str(tmp_path)}
+    plan = {**texts, "flags": [], "crash": False, "hang": 0.0, "timeout": 60.0, "budget": 60.0}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    argv = [sys.executable, reduce_program.__file__, "plan.json"]
+    done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.startswith("it is a portable artifact of StableHLO")) == (2, True), done.stderr
 
 
 @pytest.mark.stress

@@ -196,6 +196,13 @@ def test_a_flag_that_is_gone_is_the_loss(project: Project) -> None:
         (["installed", "path", "--among", "foo"], 2, "--among foo: not a known IREE"),
         (["3.12.0", "3.13.0", "--among", "3.5.0"], 2, "--among 3.5.0: it is not between 3.12.0 and 3.13.0"),
         (["installed", "path", "--nightlies"], 2, "--nightlies: OLD and NEW have to be two releases or nightlies"),
+        (
+            ["3.10.0", "3.13.0", "--among", "3.12.0", "--among", "3.11.0"],
+            2,
+            "3.11.0: it is not between 3.12.0 and 3.13.0",
+        ),
+        (["3.11.0", "3.13.0", "--among", "3.12.0", "--among", "3.11.0"], 2, "OLD 3.11.0 is not first in --among"),
+        (["3.12.0", "source:nope@main", "--nightlies"], 2, "--nightlies: OLD and NEW have to be two releases"),
         (["installed", "path", "--packages"], 2, "Name their checkout with --source.\n"),
         (["installed", "path", "--source", "nope"], 2, "nope is not a folder"),
     ],

@@ -436,6 +436,20 @@ def test_from_releases_to_the_commit(history: tuple[Project, IreeSource]) -> Non
 
 
 @pytest.mark.stress
+def test_a_checkout_without_the_commits_leaves_the_answer(history: tuple[Project, IreeSource], tmp_path: Path) -> None:
+    project, source = history
+    other = IreeSource.make(tmp_path / "other").folder
+    ends = [f"source:{source.folder}@{source.commits[name]}" for name in ("d", "j")]
+    words = ("--good", ends[0], "--bad", ends[1], "--among", ends[0], "--model", "toy", "--metric", "runs")
+    done = project.gauntlet("bisect", *words, "--into", str(other), "--run-dir", "b")
+    assert done.code == 3, done.text
+    document = json.loads((project.folder / "b" / "bisect.json").read_text())
+    assert document["first_new"] == f"iree-{source.commits['j']}"
+    reason = f"whose commits cannot be searched: source:{other} has no commit {source.commits['d']}"
+    assert reason in document["answer"]
+
+
+@pytest.mark.stress
 def test_a_loss_between_two_commits_is_followed_to_its_commit(history: tuple[Project, IreeSource]) -> None:
     project, source = history
     sides = (f"source:{source.folder}@iree-9.0.0", f"source:{source.folder}@{source.commits['j']}")

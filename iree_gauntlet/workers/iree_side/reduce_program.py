@@ -471,6 +471,11 @@ def _run(plan: _ReducePlan) -> None:
             reducer = _Reducer(plan, edits, oracle)
         except edits.errors as error:
             raise ValueError("it does not parse") from error
+        if any(operation.name.startswith("vhlo.") for operation in _list_body(reducer.best)):
+            raise ValueError(
+                "it is a portable artifact of StableHLO, which IREE's bindings cannot edit: `init --program` takes the "
+                "text of the program too, such as JAX's `exported.mlir_module()`"
+            )
         size_before, phase, complete = reducer.size, "", False
         try:
             phase = reducer.begin()
