@@ -288,7 +288,7 @@ class DispatchSearch:
                 # With traces, iree-run-module would print every tensor.
                 module = self._make_reference(file, target, attribute, by_values=by_values, trace=False)
             except CompileError as compile_error:
-                self.say(f"{noun} {name}: {compile_error.message}")
+                self.say(f"{noun} {name}: {compile_error.on_one_line}")
                 continue
             result = self.tools.run_with_module(file, module, argv=argv, device=_REFERENCE_DEVICE)
             verb = "gives" if result.passed else "does not give"
