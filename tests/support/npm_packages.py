@@ -43,7 +43,7 @@ def install_npm_packages(name: str) -> Path:
                 return_completed_process=True,
                 cwd=partial_folder,
                 # Node fails without a home.
-                env={"HOME": str(partial_folder), **os.environ},
+                env={"HOME": str(partial_folder), **os.environ, "NODE_DISABLE_COMPILE_CACHE": "1"},
                 capture_output=True,
                 timeout=LIMIT_SECONDS,
             )
