@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers.iree_side import reduce_program
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
@@ -185,18 +187,30 @@ def test_what_does_not_parse_is_shown_whole(project: Project) -> None:
     assert (bundle / "program.mlir").read_bytes() == (project.regressions / "broken.mlir").read_bytes()
 
 
-def test_a_portable_artifact_is_said_to_be_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("converts", [True, False])
+def test_a_portable_artifact_is_reduced_as_what_it_is_converted_to(tmp_path: Path, converts: bool) -> None:
     tensor = "!vhlo.tensor_v1<4x!vhlo.f32_v1>"
     (tmp_path / "program.mlir").write_text(
         f'vhlo.func_v1 @main(%x: {tensor}) -> ({tensor}) {{ "vhlo.return_v1"(%x) : ({tensor}) -> () }}\n'
         '{arg_attrs = #vhlo.array_v1<[]>, res_attrs = #vhlo.array_v1<[]>, sym_visibility = #vhlo.string_v1<"">}\n'
     )
-    texts = dict.fromkeys(("compile", "cwd", "pattern"), "") | {"program": "program.mlir", "folder": str(tmp_path)}
-    plan = {**texts, "flags": [], "crash": False, "hang": 0.0, "timeout": 60.0, "budget": 60.0}
+    # All but the conversion fails.
+    real = find_installed().compiler.compile if converts else "false"
+    (tmp_path / "compile").write_text(
+        f'#!/bin/sh\ncase "$*" in program.mlir*) exec "{real}" "$@" ;; esac\necho "error: planted"\nexit 1\n'
+    )
+    (tmp_path / "compile").chmod(0o755)
+    texts = {"compile": "./compile", "cwd": str(tmp_path), "pattern": "planted", "folder": str(tmp_path)}
+    plan = {**texts, "program": "program.mlir", "flags": [], "crash": False, "hang": 0.0}
+    plan |= {"timeout": LIMIT_SECONDS, "budget": LIMIT_SECONDS}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     argv = [sys.executable, reduce_program.__file__, "plan.json"]
     done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.startswith("it is a portable artifact of StableHLO")) == (2, True), done.stderr
+    assert done.returncode == (0 if converts else 2), done.stderr
+    if converts:
+        assert "util.func public @main(%arg0: tensor<4xf32>)" in (tmp_path / "reduced.mlir").read_text()
+    else:
+        assert done.stderr.startswith("it is a portable artifact of StableHLO, whose conversion fails")
 
 
 @pytest.mark.stress

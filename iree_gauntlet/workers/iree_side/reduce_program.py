@@ -37,7 +37,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -318,6 +318,23 @@ class _Oracle:
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
+    def lower(self) -> Path:
+        """Compile the plan's program as far as to the dialects of the compiler's input; ValueError if that fails."""
+        path = self._folder / "input.mlir"
+        # Found by itself, the type of input is not known to all releases when the compiler stops there.
+        flags = [flag for flag in self.flags if not flag.startswith("--iree-input-type")]
+        flags += ["--iree-input-type=stablehlo", "--compile-to=input", "-o", str(path)]
+        argv, plan = [self._plan.compile, self._plan.program, *flags], self._plan
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=plan.cwd, check=False, timeout=plan.timeout
+        )
+        if done.returncode != 0:
+            raise ValueError(
+                "it is a portable artifact of StableHLO, whose conversion fails, and IREE's bindings cannot edit one; "
+                "`init --program` also takes the text of the program, such as JAX's `exported.mlir_module()`"
+            )
+        return path
+
     def narrow(self, program: bytes) -> str:
         """Find the earliest phase that is enough for the failure, and stop compiles there; empty if none is."""
         for phase in _PHASES:
@@ -472,10 +489,8 @@ def _run(plan: _ReducePlan) -> None:
         except edits.errors as error:
             raise ValueError("it does not parse") from error
         if any(operation.name.startswith("vhlo.") for operation in _list_body(reducer.best)):
-            raise ValueError(
-                "it is a portable artifact of StableHLO, which IREE's bindings cannot edit: `init --program` takes the "
-                "text of the program too, such as JAX's `exported.mlir_module()`"
-            )
+            # The bindings cannot edit a portable artifact of StableHLO.
+            reducer = _Reducer(replace(plan, program=str(oracle.lower())), edits, oracle)
         size_before, phase, complete = reducer.size, "", False
         try:
             phase = reducer.begin()
@@ -503,7 +518,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     try:
         _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"{error}\n")
         return _EXIT_UNUSABLE
     return 0
