@@ -318,7 +318,7 @@ class _Oracle:
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
-    def lower(self) -> Path:
+    def convert(self) -> Path:
         """Compile the plan's program as far as to the dialects of the compiler's input; ValueError if that fails."""
         path = self._folder / "input.mlir"
         # Found by itself, the type of input is not known to all releases when the compiler stops there.
@@ -490,7 +490,7 @@ def _run(plan: _ReducePlan) -> None:
             raise ValueError("it does not parse") from error
         if any(operation.name.startswith("vhlo.") for operation in _list_body(reducer.best)):
             # The bindings cannot edit a portable artifact of StableHLO.
-            reducer = _Reducer(replace(plan, program=str(oracle.lower())), edits, oracle)
+            reducer = _Reducer(replace(plan, program=str(oracle.convert())), edits, oracle)
         size_before, phase, complete = reducer.size, "", False
         try:
             phase = reducer.begin()
