@@ -57,6 +57,7 @@ def _measured(project: Project, name: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "measured"]
 
 
+@pytest.mark.stress
 def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
     project.add("wrong", "arith.negf %a : tensor<4xf32>")
     project.add("square", "arith.mulf %a, %a : tensor<4xf32>")

@@ -385,6 +385,7 @@ def test_a_removal_counts_as_a_flag(project: Project) -> None:
 
 
 @pytest.mark.iree
+@pytest.mark.stress
 def test_a_level_is_searched_by_the_flags_that_it_sets(project: Project) -> None:
     """A concatenation along the inner dimension: from O1 on it is transposed to the outer one."""
     (project.regressions / "mm.mlir").write_text(

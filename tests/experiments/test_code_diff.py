@@ -82,7 +82,10 @@ def test_the_assembly_of_a_changed_dispatch_is_shown(project: Project) -> None:
     assert not [path for path in _newest(project).iterdir() if path.name.startswith("dump")]
 
 
-@pytest.mark.parametrize(("level", "has"), [("llvm", "define amdgpu_kernel"), ("config", "translation_info")])
+@pytest.mark.parametrize(
+    ("level", "has"),
+    [pytest.param("llvm", "define amdgpu_kernel", marks=pytest.mark.stress), ("config", "translation_info")],
+)
 def test_other_levels(project: Project, level: str, has: str) -> None:
     modules, _ = _diff(project, "installed", "installed+unfused", "--level", level, "--dispatch", "*matmul*")
     ((change,),) = (module["changes"] for module in modules.values())

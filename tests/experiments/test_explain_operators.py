@@ -79,6 +79,7 @@ def _explained(project: Project, code: int) -> tuple[dict[str, Any], str]:
     return case, done.out
 
 
+@pytest.mark.stress
 def test_the_operator_is_named_and_its_bundle_shows_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     # All values have 152 bytes: half of them are looked at first, and then those behind what is right of them.
     monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators._MAX_BYTES", 100)

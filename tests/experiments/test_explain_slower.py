@@ -84,6 +84,7 @@ def explained(project: Project) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.stress
 def test_the_dispatch_with_the_greatest_loss_is_bundled(project: Project, tmp_path: Path) -> None:
     model(project)
     usual, slow = made_up(tmp_path / "usual"), made_up(tmp_path / "slow", 1.5, matmul_ms=11)

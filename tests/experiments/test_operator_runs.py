@@ -108,6 +108,7 @@ def test_native_tools_give_the_same_verdicts(warm: OperatorSuite) -> None:
     assert (done.code, warm.verdicts) == (3, _VERDICTS), done.text
 
 
+@pytest.mark.stress
 def test_batches_give_the_same_verdicts(suite: OperatorSuite) -> None:
     suite.add_every_outcome()
     done = suite.run("-j", "1", "--batch", "8")

@@ -178,6 +178,7 @@ def test_a_golden_is_broken_by_a_larger_buffer_and_updated(project: Project) -> 
 
 
 @pytest.mark.iree
+@pytest.mark.stress
 def test_a_compiler_that_needs_larger_buffers_is_found(project: Project, tmp_path: Path) -> None:
     builds = SyntheticBuild(tmp_path / "plain"), SyntheticBuild(tmp_path / "wide", iree_compile=_WIDEN)
     plain, wide = (build.iree for build in builds)
