@@ -87,7 +87,7 @@ class CandidateRow(Recorded):
         self, metric: str, chain: str, variants: Sequence[str] = (), spec_dirs: Sequence[str] = ()
     ) -> str:
         """Return the command of a bisection by a metric; empty without one, or if nothing lies between the ends."""
-        if not metric or {*self.among} & {self.good, self.bad}:
+        if not metric or (self.among and {*self.among} <= {self.good, self.bad}):
             return ""
         options = {"good": [self.good], "bad": [self.bad], "among": self.among}
         options |= {name: [text] for name, text in (("source", self.source), ("into", self.into)) if text}

@@ -84,7 +84,7 @@ def _make_reports(
 
 def bisect_document(outcome: BisectOutcome) -> Document:
     """Return the document of a bisection."""
-    from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL  # noqa: PLC0415
+    from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL  # noqa: PLC0415 - see `make_reports`
 
     opening, results, variant = outcome.opening, outcome.results, outcome.opening.variant
     tried_labels = [label for label in outcome.labels if label in results]
@@ -332,7 +332,7 @@ def make_reports(folder: Path) -> Reports:
     # A run, above all, must not wait for the records and reports of other kinds.
     match read_kind(folder / JOURNAL):
         case ExperimentKind.BISECT:
-            from iree_gauntlet.records.bisect_outcome import read_bisect_outcome  # noqa: PLC0415
+            from iree_gauntlet.records.bisect_outcome import read_bisect_outcome  # noqa: PLC0415 - as above
 
             bisection = read_bisect_outcome(folder)
             return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
@@ -340,15 +340,15 @@ def make_reports(folder: Path) -> Reports:
             explanation = read_explain_outcome(folder)
             return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
         case ExperimentKind.COMPARE:
-            from iree_gauntlet.reports.compare_report import make_comparison_reports as make  # noqa: PLC0415
+            from iree_gauntlet.reports.compare_report import make_comparison_reports as make  # noqa: PLC0415 - as above
         case ExperimentKind.MATRIX:
-            from iree_gauntlet.reports.matrix_report import make_matrix_reports as make  # noqa: PLC0415
+            from iree_gauntlet.reports.matrix_report import make_matrix_reports as make  # noqa: PLC0415 - as above
         case ExperimentKind.CODE_DIFF:
-            from iree_gauntlet.reports.code_report import make_code_reports as make  # noqa: PLC0415
+            from iree_gauntlet.reports.code_report import make_code_reports as make  # noqa: PLC0415 - as above
         case ExperimentKind.COMPAT:
-            from iree_gauntlet.reports.compat_report import make_compat_reports as make  # noqa: PLC0415
+            from iree_gauntlet.reports.compat_report import make_compat_reports as make  # noqa: PLC0415 - as above
         case ExperimentKind.QUALIFY:
-            from iree_gauntlet.reports.qualify_report import make_qualify_reports as make  # noqa: PLC0415
+            from iree_gauntlet.reports.qualify_report import make_qualify_reports as make  # noqa: PLC0415 - as above
         case _:
             return read_run_reports(folder)
     return make(folder)

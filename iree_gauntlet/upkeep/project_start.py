@@ -176,7 +176,7 @@ def _name_specs(earlier_specs: set[tuple[str, int]]) -> None:
     """Print a note about specs of an earlier `init` that are not written anew."""
     if earlier_specs:
         names = ", ".join(sorted(f"{name}.json" for name, _ in earlier_specs))
-        sys.stdout.write(f"  note: specs of before stay as they are, and may be of another program: {names}\n")
+        sys.stdout.write(f"  note: specs of before stay; remove them if they are of another program: {names}\n")
 
 
 def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool, is_kept: bool) -> None:
@@ -241,8 +241,10 @@ def _list_edges(
 def _find_objection(inputs: InputSet, first: ReferenceResult) -> str:
     """Return why inputs are not taken that a reference ran, or not; empty if they are."""
     result = inputs.result
-    if result is None or not result.as_declared:
+    if result is None:
         return "; ".join(inputs.rejections[:_MAX_SHOWN_ATTEMPTS])
+    if first.as_declared and not result.as_declared:
+        return "an output has other sizes than the model declares"
     # Inputs that are refused by what ran the first ones, or on which one way of IREE ends, may be undefined.
     if result.reference.name != first.reference.name:
         return f"{first.reference} does not run on these inputs: {'; '.join(result.notes[:_MAX_SHOWN_ATTEMPTS])}"

@@ -15,6 +15,8 @@ from iree_gauntlet.upkeep.edge_inputs import fit_indices, make_edge_choices, mak
 from iree_gauntlet.upkeep.input_choices import generate_input_sets
 from iree_gauntlet.upkeep.program_kinds import read_onnx
 from iree_gauntlet.upkeep.programs import UserProgram, make_input
+from iree_gauntlet.upkeep.project_start import InputSet, _find_objection
+from iree_gauntlet.upkeep.references import ReferenceName, ReferenceResult
 from iree_gauntlet.workers.iree_side.index_operators import EVERYTHING, MOVED, NEGATIVE, NOTHING, IndexUse
 from tests.support.command_line import CommandResult, run_in_process
 from tests.support.own_models import F32, I64, ValueInfo, make_node, write_model
@@ -145,7 +147,7 @@ def test_init_adds_specs_of_indices_and_of_sizes(tmp_path: Path) -> None:
     # Of the specs that are there, one is written anew.
     done = gauntlet(tmp_path, "init", "p", "--program", "m.onnx", "--edges", "--name", "n", "--again")
     assert done.code == 0, done.text
-    assert "of another program: indices_cpu.json\n" in done.out
+    assert "remove them if they are of another program: indices_cpu.json\n" in done.out
     done = gauntlet(tmp_path, "init", "p", "--program", "m.onnx", "--edges", "--name", "o")
     assert done.code == 0, done.text
     assert "note: there is no spec size_3: onnxruntime cannot run m.onnx" in done.out
@@ -212,3 +214,13 @@ def test_all_open_sizes_are_one_size() -> None:
     for size in (1, 3):
         types = {tuple(choice.type for choice in choices) for choices in generate_input_sets(program, size)}
         assert types == {(f"{size}x4xf32", f"{size}x{size}xf32")}
+
+
+def test_inputs_on_which_outputs_are_not_as_declared_are_not_taken() -> None:
+    name = ReferenceName("onnxruntime", "1")
+    first = ReferenceResult(0, True, (), name, (), (), (), {}, ())
+    other = replace(first, as_declared=False)
+    sets = InputSet((), runs=True, result=other)
+    assert _find_objection(sets, first) == "an output has other sizes than the model declares"
+    # A model that declares its outputs wrongly does so for all inputs.
+    assert _find_objection(sets, other) == ""

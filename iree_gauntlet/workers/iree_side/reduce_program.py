@@ -325,14 +325,16 @@ class _Oracle:
         flags = [flag for flag in self.flags if not flag.startswith("--iree-input-type")]
         flags += ["--iree-input-type=stablehlo", "--compile-to=input", "-o", str(path)]
         argv, plan = [self._plan.compile, self._plan.program, *flags], self._plan
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=plan.cwd, check=False, timeout=plan.timeout
-        )
-        if done.returncode != 0:
+        seconds = min(plan.timeout, plan.budget)
+        try:
+            subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=plan.cwd, check=True, timeout=seconds
+            )
+        except subprocess.SubprocessError as error:
             raise ValueError(
                 "it is a portable artifact of StableHLO, whose conversion fails, and IREE's bindings cannot edit one; "
                 "`init --program` also takes the text of the program, such as JAX's `exported.mlir_module()`"
-            )
+            ) from error
         return path
 
     def narrow(self, program: bytes) -> str:
@@ -518,7 +520,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     try:
         _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return _EXIT_UNUSABLE
     return 0
