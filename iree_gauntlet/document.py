@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import compress, zip_longest
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.formatting import format_count, format_duration, format_milliseconds, join_lines
+from iree_gauntlet.formatting import Column, ColumnKind, format_count, format_duration, format_milliseconds, join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,18 +37,6 @@ class TextLink:
 
 
 Text = tuple[str | Name | TextLink, ...]
-
-
-class ColumnKind(Enum):
-    """The kind of a column's cells, which determines their alignment, colours and digits."""
-
-    TEXT = "text"
-    NAME = "name"
-    VERDICT = "verdict"
-    NUMBER = "number"
-    DURATION = "duration"
-    SHARE = "share"
-    DRAWN = "drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,54 +114,26 @@ Drawn = IntervalBar | Bar | Sparkline
 Cell = str | float | ColouredCell | TextLink | LimitBar | HeatCell | Drawn | None
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
+def get_verdict(column: Column, cell: Cell) -> str:
+    """Return the word that determines a cell's colours; of `failed: compile`, it is the part before the colon."""
+    if isinstance(cell, ColouredCell | LimitBar):
+        return cell.verdict
+    return cell.partition(":")[0] if column.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
-    Attributes:
-        kind: the kind of the cells. `TEXT`, `NAME` and `VERDICT` are text. The other kinds are numbers: seconds for
-            `DURATION`, a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show `DRAWN`
-            columns.
-        unit: unit of a `NUMBER`, after the title; empty for a count.
-        drop_order: narrow tables drop the columns of the highest number first; columns of 0 stay.
-        margins: tolerated differences of a ratio: the largest is drawn as a band, the others as lines.
-    """
 
-    title: str
-    kind: ColumnKind = ColumnKind.TEXT
-    unit: str = ""
-    drop_order: int = 0
-    margins: tuple[float, ...] = ()
-
-    @property
-    def heading(self) -> str:
-        """The heading: `time ms`."""
-        return f"{self.title} {self.unit}".rstrip()
-
-    def get_verdict(self, cell: Cell) -> str:
-        """Return the word that determines a cell's colours; of `failed: compile`, it is the part before the colon."""
-        if isinstance(cell, ColouredCell | LimitBar):
-            return cell.verdict
-        return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
-
-    @property
-    def right(self) -> bool:
-        """True if the column's cells are aligned to the right."""
-        return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
-
-    def format_cell(self, cell: Cell) -> str:
-        """Format a cell on one line; None, an unknown value, becomes a dash."""
-        if cell is None:
-            return _NOTHING
-        if isinstance(cell, IntervalBar | Bar):
-            return ""
-        if not isinstance(cell, float | int):
-            return join_lines(cell if isinstance(cell, str) else cell.text)
-        if self.kind is ColumnKind.DURATION:
-            return format_duration(cell)
-        if self.kind is ColumnKind.SHARE:
-            return f"{100 * cell:.0f} %"
-        return format_milliseconds(cell) if self.unit == "ms" else format_count(cell)
+def format_cell(column: Column, cell: Cell) -> str:
+    """Format a cell on one line; None, an unknown value, becomes a dash."""
+    if cell is None:
+        return _NOTHING
+    if isinstance(cell, IntervalBar | Bar):
+        return ""
+    if not isinstance(cell, float | int):
+        return join_lines(cell if isinstance(cell, str) else cell.text)
+    if column.kind is ColumnKind.DURATION:
+        return format_duration(cell)
+    if column.kind is ColumnKind.SHARE:
+        return f"{100 * cell:.0f} %"
+    return format_milliseconds(cell) if column.unit == "ms" else format_count(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +183,7 @@ class Table:
         """The table without less important columns that are the same in all of several rows; a sentence has these."""
         columns = list(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if len(self.rows) > 1 else []
         common = [column.drop_order > 0 and len(set(cells)) == 1 for column, cells in columns]
-        texts = [f"{column.heading} {column.format_cell(cells[0])}" for column, cells in compress(columns, common)]
+        texts = [f"{column.heading} {format_cell(column, cells[0])}" for column, cells in compress(columns, common)]
         sentence = (Paragraph((f"In all rows: {', '.join(texts)}.",)),) if texts else ()
         return (*sentence, self._select([not same for same in common]))
 
@@ -236,7 +195,7 @@ class Table:
     def lines(self) -> list[str]:
         """The lines of a text file: the headings and all rows."""
         cells = [
-            [column.format_cell(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
+            [format_cell(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
         ]
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

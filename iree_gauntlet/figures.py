@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.document import Column, ColumnKind
-from iree_gauntlet.formatting import format_bytes, format_count, format_error, format_milliseconds
+from iree_gauntlet.formatting import Column, ColumnKind, format_bytes, format_count, format_error, format_milliseconds
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,48 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-
 _SPECIAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")
 _TOKEN = re.compile(r"[^\s,\[\]]+")
+
+
+class ColumnKind(Enum):
+    """The kind of a column's cells, which determines their alignment, colours and digits."""
+
+    TEXT = "text"
+    NAME = "name"
+    VERDICT = "verdict"
+    NUMBER = "number"
+    DURATION = "duration"
+    SHARE = "share"
+    DRAWN = "drawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        kind: the kind of the cells. `TEXT`, `NAME` and `VERDICT` are text. The other kinds are numbers: seconds for
+            `DURATION`, a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show `DRAWN`
+            columns.
+        unit: unit of a `NUMBER`, after the title; empty for a count.
+        drop_order: narrow tables drop the columns of the highest number first; columns of 0 stay.
+        margins: tolerated differences of a ratio: the largest is drawn as a band, the others as lines.
+    """
+
+    title: str
+    kind: ColumnKind = ColumnKind.TEXT
+    unit: str = ""
+    drop_order: int = 0
+    margins: tuple[float, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """The heading: `time ms`."""
+        return f"{self.title} {self.unit}".rstrip()
+
+    @property
+    def right(self) -> bool:
+        """True if the column's cells are aligned to the right."""
+        return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
 
 
 def add_verdict_sign(text: str, word: str) -> str:

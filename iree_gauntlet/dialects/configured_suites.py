@@ -16,7 +16,6 @@ from iree_gauntlet.dialects.json_text import list_comments, read_plain_json
 from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.dialects.spec import Builder, Collector
 from iree_gauntlet.dialects.spec_file import make_problem_at
-from iree_gauntlet.settings import read_file
 from iree_gauntlet.targets import Target, compose_chip_flags, omit_processor
 
 if TYPE_CHECKING:
@@ -150,18 +149,6 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], config_class:
         return config_class(path, name, problems=tuple(problems), warnings=tuple(warnings))
     target = replace(find_target(document.iree_compile_flags), config_name=document.config_name)
     return config_class(path, name, text, document, target, comments, warnings=tuple(warnings))
-
-
-def has_word(path: Path, *words: str) -> bool:
-    """Return whether a file contains a word that marks a suite's files; return True for unreadable files."""
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        # The problem is reported when the file is read.
-        return True
-    return any(word.encode() in content for word in words)
 
 
 @lru_cache(maxsize=64)

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Parameters, Quarantine
-from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import names_device, read_flag_variables, with_device
-from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
-from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
-from iree_gauntlet.dialects.op_tests import OpTests
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank import Sharktank
 from iree_gauntlet.dialects.sharktank_schema import read_sharktank_specs
 from iree_gauntlet.dialects.spec import (
+    ONNX_MODELS,
+    OP_TESTS,
     ROOT_NAMES,
-    SHARKTANK,
+    SOURCE_FIELDS,
     TORCH_MODELS,
     TORCH_ROOT,
     Builder,
@@ -35,6 +33,7 @@ from iree_gauntlet.dialects.spec import (
     make_duplicate,
 )
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.dialects.spec_folders import EXTERNAL_NAMES, OUTCOMES, SuiteFolders, find_roots, has_word
 from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
@@ -42,22 +41,13 @@ from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.stages import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
+    from iree_gauntlet.dialects.onnx_models import ModelSpec
+    from iree_gauntlet.dialects.op_suites import OpSpec
     from iree_gauntlet.targets import Target
 
-
-AnySpec = Spec | OpSpec | ModelSpec
-
-_BUILDERS: dict[str, type[Builder[Any]]] = {
-    SHARKTANK: Sharktank,
-    TORCH_MODELS: TorchTests,
-    OpSpec.dialect: OpTests,
-    ModelSpec.dialect: OnnxModels,
-}
-_EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.source_fields.items()}
-SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCE_FIELDS.values()))
+    AnySpec = Spec | OpSpec | ModelSpec
 
 
 def read_specs(
@@ -78,10 +68,10 @@ def read_specs(
         model_root: base of ONNX models, in place of the URLs of their suite.
     """
     specs: dict[Path, Spec] = {}
-    suites = _SuiteFolders({}, [], [])
+    suites = SuiteFolders({}, [], [])
     for folder in folders:
         tree = _make_tree(folder, external, modules)
-        for root in _find_roots(tree.folder, suites):
+        for root in find_roots(tree.folder, suites):
             is_torch = root.name == TORCH_ROOT
             if root.name not in ROOT_NAMES:
                 # The `type` in the files of folders of other names tells.
@@ -98,11 +88,17 @@ def read_specs(
         hint = f"Leave it out, or give --spec-dir the folder of the {noun}."
         raise UsageError(f"{option}: there is no {noun} in {', '.join(map(str, folders))}", hint)
     working_folder = str(Path.cwd())
-    return [
-        *specs.values(),
-        *read_op_specs(cases, suites.with_configs, op_paths, working_folder),
-        *read_model_specs(suites.models, model_paths, model_root, working_folder),
-    ]
+    all_specs: list[AnySpec] = [*specs.values()]
+    # The readers of suites are imported only where there is a suite, because each command that reads specs waits.
+    if cases:
+        from iree_gauntlet.dialects.op_suites import read_op_specs  # noqa: PLC0415
+
+        all_specs += read_op_specs(cases, suites.with_configs, op_paths, working_folder)
+    if suites.models:
+        from iree_gauntlet.dialects.onnx_models import read_model_specs  # noqa: PLC0415
+
+        all_specs += read_model_specs(suites.models, model_paths, model_root, working_folder)
+    return all_specs
 
 
 def read_torch_specs(
@@ -124,68 +120,12 @@ def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> Spe
         depth = next(
             (level for level, path in enumerate((resolve_links(folder), *parents[:1]), 1) if path.name in ROOT_NAMES), 0
         )
-        candidates = [path / name for path in (folder, *parents[: depth + 1]) for name in _EXTERNAL_NAMES]
+        candidates = [path / name for path in (folder, *parents[: depth + 1]) for name in EXTERNAL_NAMES]
         external = next((path for path in candidates if path.is_dir()), candidates[0])
     variables = tuple(read_flag_variables().items())
     return SpecTree(
         resolve_links(folder), resolve_links(external), resolve_links(modules) if modules else None, variables
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _SuiteFolders:
-    """The suites in spec folders: operators' case folders by path, folders with configs, and suites of ONNX models."""
-
-    cases: dict[str, CaseFolder]
-    with_configs: list[str]
-    models: list[Path]
-
-    def add_case(self, path: str, files: Iterable[str], spec_folder: Path) -> None:
-        """Add the folder of a case."""
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            name = os.fsencode(path).decode("utf-8", "replace")
-            raise UsageError(f"{name}: its name is not UTF-8", "Rename the folder of this case.") from None
-        self.cases.setdefault(path, CaseFolder(path, tuple(files), str(spec_folder)))
-
-
-def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
-    """Find the roots of other specs in a folder; the folder itself where it has neither them nor operator cases."""
-    if folder.name in ROOT_NAMES and not _has_cases(folder):
-        return [folder]
-    roots: list[Path] = []
-    has_cases = False
-    for current, subfolders, files in os.walk(folder):
-        if is_case_folder(files):
-            suites.add_case(current, files, folder)
-            subfolders.clear()
-            has_cases = True
-            continue
-        if is_models_suite(Path(current), is_spec_folder=current == str(folder)):
-            suites.models.append(Path(current))
-            subfolders.clear()
-            continue
-        for name in subfolders:
-            # The walk does not follow links to folders, but such a link may itself be a case.
-            path = f"{current}/{name}"
-            if os.path.islink(path) and is_case_folder(link_files := os.listdir(path)):  # noqa: PTH114, PTH208
-                suites.add_case(path, link_files, folder)
-                has_cases = True
-        if CONFIGS in subfolders:
-            suites.with_configs.append(current)
-        # Leave out folders that hold cases: operator suites may have a folder with such a name too.
-        names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _has_cases(Path(current, name))]
-        roots += [Path(current, name) for name in names]
-        subfolders[:] = sorted(
-            name for name in subfolders if name not in (*names, *_EXTERNAL_NAMES) and not name.startswith(".")
-        )
-    return roots or ([] if has_cases or suites.models else [folder])
-
-
-def _has_cases(folder: Path) -> bool:
-    """Return whether there are cases of operator suites anywhere below a folder."""
-    return any(is_case_folder(files) for _, _, files in os.walk(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +159,8 @@ def load_cases(
     """
     collector = Collector(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {
-        name: builder([spec for spec in specs if spec.dialect == name], collector)
-        for name, builder in _BUILDERS.items()
+        name: _choose_builder(name)([spec for spec in specs if spec.dialect == name], collector)
+        for name in dict.fromkeys(spec.dialect for spec in specs)
     }
     for spec in specs:
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])
@@ -245,12 +185,25 @@ def load_cases(
     )
 
 
+def _choose_builder(dialect: str) -> type[Builder[Any]]:
+    """Return the class that builds the cases of a dialect's specs."""
+    if dialect == OP_TESTS:
+        from iree_gauntlet.dialects.op_tests import OpTests  # noqa: PLC0415 - only for operator suites
+
+        return OpTests
+    if dialect == ONNX_MODELS:
+        from iree_gauntlet.dialects.onnx_models import OnnxModels  # noqa: PLC0415 - only for suites of ONNX models
+
+        return OnnxModels
+    return TorchTests if dialect == TORCH_MODELS else Sharktank
+
+
 def list_urls(case: Case) -> Iterator[tuple[str, str]]:
     """Yield (field of the spec, URL) of every file that a case itself names.
 
     The program of an operator's case is a file next to it, which was checked when the case was read.
     """
-    fields = _SOURCE_FIELDS[case.dialect]
+    fields = SOURCE_FIELDS[case.dialect]
     for module in (*case.modules, *case.pipeline_modules):
         program = module.program
         if program.url and not program.local_file and module.origin.file == case.origin.file:

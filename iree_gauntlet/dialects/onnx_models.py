@@ -9,11 +9,10 @@ The reader supports module constants, `pytest.mark.parametrize` over one name, m
 from __future__ import annotations
 
 import ast
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field
@@ -26,7 +25,6 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfigSuite,
     SuiteDocument,
     find_name_conflicts,
-    has_word,
     make_markers,
     make_names_unique,
     read_config,
@@ -34,8 +32,16 @@ from iree_gauntlet.dialects.configured_suites import (
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error, find_devices, is_outside, is_url
-from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec import ONNX_MODELS
 from iree_gauntlet.dialects.spec_file import did_you_mean, make_problem_at
+from iree_gauntlet.dialects.spec_folders import (
+    COMPARISON,
+    CONFIGS,
+    MODELS_FOLDER,
+    OUTCOMES,
+    find_model_configs,
+    find_model_tests,
+)
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import read_file, resolve_links
 from iree_gauntlet.stages import Kind, Stage
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-_FIXTURE = "compare_between_iree_and_onnxruntime"
 _BASE_URLS = {
     "GitHubLFSRepositoryCacheScope": "https://github.com/{}/raw/main/",
     "HuggingFaceCacheScope": "https://huggingface.co/{}/resolve/main/",
@@ -57,15 +62,12 @@ _STAGES_BY_EXCEPTION = {
     "IreeRunException": Stage.THRESHOLD,
 }
 _HINT = "docs/reference/onnx-models.md describes what is read."
-_MODELS_FOLDER = "onnx_models"
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _MIN_OPSET = 17
-_CONFIGS = "configs"
 # If the suite's own files are not available, the model's path follows from the test's name.
 _TEST_NAME = re.compile(r"tests/(?:model_zoo/)?(.+?)_models_test\.py::test_models\[(.+\.onnx)\]")
 # The URLs of GitHub and Hugging Face have this prefix before a file's path.
 _REPOSITORY_PREFIX = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
-OUTCOMES = "tests_and_expected_outcomes"
 _STAGES_BY_OUTCOME = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
 
 
@@ -124,18 +126,11 @@ class ModelSpec(ConfigSpec):
     category and folder (`classification/mnist/model`), `stem` the model's file name.
     """
 
-    dialect = "onnx_models"
+    dialect = ONNX_MODELS
 
     suite: _ModelSuite
     document: OnnxModelTest | None
     submodel: str
-
-
-def is_models_suite(folder: Path, *, is_spec_folder: bool) -> bool:
-    """Return whether a folder is the suite, or IREE's folder of configs for the suite."""
-    if folder.name == _MODELS_FOLDER:
-        return bool(_find_configs(folder) or _find_test_files(folder))
-    return is_spec_folder and bool(_find_configs(folder))
 
 
 def read_model_specs(
@@ -149,15 +144,15 @@ def read_model_specs(
     base_override = _parse_base(model_root)
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
-        paths = overrides or _find_configs(root)
+        paths = overrides or find_model_configs(root)
         configs = [read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths]
-        files = [(path, str(path).removeprefix(prefix)) for path in _find_test_files(root)]
+        files = [(path, str(path).removeprefix(prefix)) for path in find_model_tests(root)]
         files_read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         test_names = {test.name for _, tests, _ in files_read for test in tests}
         configs = _check_names(make_names_unique(configs), test_names)
         base = _read_base(root / "conftest.py") if files_read else _DEFAULT_BASE_URL
         files_read = files_read or [(config.name, *_read_named_tests(config)) for config in configs]
-        hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
+        hint = f"Give one as --config, or write {CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         missing_config = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
         suite = ConfigSuite(tuple(configs), () if paths else (missing_config,))
         used_names: set[str] = set()
@@ -174,8 +169,6 @@ def read_model_specs(
 
 class OnnxModels(ConfigBuilder[ModelSpec]):
     """The builder of a test's cases, one for each config whose target is requested."""
-
-    source_fields: ClassVar = {ModelSpec.dialect: SourceFields()}
 
     def build(self, spec: ModelSpec) -> Iterator[Case]:
         """Yield the cases of a test."""
@@ -268,7 +261,7 @@ def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[P
         return tests, list(config.problems)
     count_note = f" (and {len(unknown_tests) - 1} more)" if len(unknown_tests) > 1 else ""
     message = f"the test does not name its model{count_note}, and the suite's tests are not available"
-    hint = f"Give the suite: --spec-dir iree-test-suites/{_MODELS_FOLDER} --config {config.name}."
+    hint = f"Give the suite: --spec-dir iree-test-suites/{MODELS_FOLDER} --config {config.name}."
     return tests, [make_problem_at(config.name, config.text, [OUTCOMES, unknown_tests[0]], message, hint)]
 
 
@@ -290,23 +283,6 @@ def _parse_base(model_root: str) -> str:
             f"--model-root {model_root} is not a folder", "Name the folder or URL that contains `validated/`."
         )
     return f"file://{quote(str(resolve_links(Path(model_root))))}/"
-
-
-def _find_configs(root: Path) -> list[Path]:
-    """Find the configs in a suite, or in IREE's folder of configs."""
-    return [
-        path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
-    ]
-
-
-def _find_test_files(root: Path) -> list[Path]:
-    """Find the files of tests that compare models."""
-    test_files: list[Path] = []
-    for current, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths = [Path(current, name) for name in sorted(files) if name.endswith("_test.py")]
-        test_files += [path for path in paths if has_word(path, _FIXTURE)]
-    return test_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +344,7 @@ def _read_tests(tree: ast.Module, path: str, suite_path: str) -> tuple[list[Onnx
 
 
 def _find_comparisons(tree: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _join_names(node.func) == _FIXTURE]
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _join_names(node.func) == COMPARISON]
 
 
 def _read_base(conftest: Path) -> str:

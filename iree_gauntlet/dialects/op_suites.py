@@ -25,7 +25,6 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfigSuite,
     SuiteDocument,
     find_name_conflicts,
-    has_word,
     make_names_unique,
     read_config,
 )
@@ -41,7 +40,9 @@ from iree_gauntlet.dialects.fields import (
 )
 from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, find_unknown_variables, read_flag_variables
+from iree_gauntlet.dialects.spec import OP_TESTS
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, make_problem_at
+from iree_gauntlet.dialects.spec_folders import CASE_FILES, CONFIGS, TORCH_FILE, CaseFolder, has_word
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.stages import FailureKind, Stage
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
-DIALECT = "op_tests"
 # The keys are NumPy's names of element types, the values IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
@@ -90,11 +90,6 @@ _MAX_SUGGESTIONS = 10
 _NUMBER_OR_FILE: dict[str, Any] = {
     "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
 }
-FLAGFILE = "run_module_io_flags.txt"
-TORCH_FILE = "run_module_io.json"
-CONFIGS = "configs"
-# The last file is of an earlier format of the suites of torch operators.
-_CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
 # The folder of the torch variant's cases, below the root; the torch variant's configs omit it.
 _GENERATED_PREFIX = "generated/"
 
@@ -172,7 +167,7 @@ def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Seq
         if entry in case_names or entry.startswith("/") or ".." in entry.split("/"):
             return entry in case_names
         paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED_PREFIX)]
-        return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113
+        return any(os.path.isfile(f"{path}/{file}") for path in paths for file in CASE_FILES)  # noqa: PTH113
 
     entries_by_list = {
         key: [(index, entry) for index, entry in enumerate(getattr(config.document, key, ())) if not is_case(entry)]
@@ -361,15 +356,6 @@ def format_tensor_type(shape: list[int], dtype: str) -> str:
     return "x".join((*map(str, shape), ELEMENT_TYPES[dtype]))
 
 
-@dataclass(frozen=True, slots=True)
-class CaseFolder:
-    """A folder of a case, and the spec folder that contains it; both paths are absolute."""
-
-    path: str
-    files: tuple[str, ...]
-    spec_folder: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OpSpec(ConfigSpec):
     """The folder of a case, which is read only if the case is selected.
@@ -378,7 +364,7 @@ class OpSpec(ConfigSpec):
     `model` is the parent folder's path, relative to the suite's root; `stem` is the folder's name.
     """
 
-    dialect = DIALECT
+    dialect = OP_TESTS
 
     suite: ConfigSuite[SuiteConfig]
     folder: CaseFolder
@@ -392,11 +378,6 @@ class OpSpec(ConfigSpec):
     @property
     def document(self) -> None:
         """None: a case is read only when it is selected."""
-
-
-def is_case_folder(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is a case's folder."""
-    return any(name in _CASE_FILES for name in files)
 
 
 def read_op_specs(
@@ -436,7 +417,7 @@ def read_op_specs(
     configs = _read_configs(by_root, {root: [keys[folder.path] for folder in roots[root]] for root in roots}, prefix)
     specs = []
     for root, group in roots.items():
-        files = (next(name for name in _CASE_FILES if name in folder.files) for folder in group)
+        files = (next(name for name in CASE_FILES if name in folder.files) for folder in group)
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(group, files, strict=True)]
         display_root = root.removeprefix(prefix)
         hint = f"Write {display_root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"

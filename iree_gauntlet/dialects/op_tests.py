@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from iree_gauntlet.cases import MAIN, Allclose, Argument, ArgumentOrder, Call, Case, Golden, Module, Origin, Program
@@ -24,8 +24,6 @@ from iree_gauntlet.dialects.locations import (
 )
 from iree_gauntlet.dialects.op_suites import (
     ELEMENT_TYPES,
-    FLAGFILE,
-    TORCH_FILE,
     ExpectedOutput,
     FormulaArgument,
     OpSpec,
@@ -33,8 +31,8 @@ from iree_gauntlet.dialects.op_suites import (
     TorchOp,
     format_tensor_type,
 )
-from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import make_problem_at
+from iree_gauntlet.dialects.spec_folders import FLAGFILE, TORCH_FILE
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.settings import read_file
@@ -85,8 +83,6 @@ class OpInputs:
 
 class OpTests(ConfigBuilder[OpSpec]):
     """The builder of a folder's cases: one for each requested config, and a benchmark if it has a golden time."""
-
-    source_fields: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}
 
     def build(self, spec: OpSpec) -> Iterator[Case]:
         """Yield the cases of a folder."""

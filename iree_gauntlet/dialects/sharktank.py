@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
@@ -36,7 +36,7 @@ from iree_gauntlet.dialects.sharktank_schema import (
     RegressionV1,
     RegressionV2,
 )
-from iree_gauntlet.dialects.spec import Builder, Collector, SourceFields, Spec, make_case, make_duplicate
+from iree_gauntlet.dialects.spec import BENCHMARK, REGRESSION, Builder, Collector, Spec, make_case, make_duplicate
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for, omit_processor
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.selection import Include
 
 
-REGRESSION = "sharktank-regression"
-BENCHMARK = "sharktank-benchmark"
 _BACKEND_FLAG = "--iree-hal-target-backends"
 # The default ROCm chip of the programs that run these specs today.
 _DEFAULT_CHIP = "gfx942"
@@ -60,12 +58,6 @@ _FIRST_GENERATION_FLAG = "--device_allocator=caching"
 
 class Sharktank(Builder[Spec]):
     """The builder of sharktank's cases; a regression is built on first use, as benchmarks use regressions' modules."""
-
-    source_fields: ClassVar = {
-        REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
-        # A benchmark takes the weights of its regression; inputs are files only in one of several calls.
-        BENCHMARK: SourceFields("inputs[{}].source", programs=("mlir_url", "mlir_file_url")),
-    }
 
     def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
         super().__init__(specs, collector)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from iree_gauntlet.cases import Case, Module, Origin
 from iree_gauntlet.errors import Problem
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# The dialects of spec files; the dialects of their cases are the keys of `Builder.source_fields`.
+# The dialects of specs.
 SHARKTANK = "sharktank"
 TORCH_MODELS = "torch-models"
+OP_TESTS = "op_tests"
+ONNX_MODELS = "onnx_models"
+# The dialects of the cases of sharktank's specs. Cases of other specs have the dialects of these specs.
+REGRESSION = "sharktank-regression"
+BENCHMARK = "sharktank-benchmark"
 TORCH_ROOT = "torch_models"
 # These folders hold models' folders.
 ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", TORCH_ROOT)
@@ -42,6 +47,18 @@ class SourceFields:
         """The last parts of all fields' names."""
         fields = (self.inputs, self.outputs, self.parameters, *self.programs)
         return {field.rpartition(".")[2] for field in fields if field}
+
+
+# The fields that name sources, by the dialect of cases.
+SOURCE_FIELDS = {
+    REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
+    # A benchmark takes the weights of its regression; inputs are files only in one of several calls.
+    BENCHMARK: SourceFields("inputs[{}].source", programs=("mlir_url", "mlir_file_url")),
+    TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",)),
+    OP_TESTS: SourceFields("flat_args[{}]", "expected_output[{}]"),
+    ONNX_MODELS: SourceFields(),
+}
+SOURCE_NAMES = frozenset().union(*(fields.names for fields in SOURCE_FIELDS.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +188,7 @@ _Spec = TypeVar("_Spec")
 
 
 class Builder(Generic[_Spec]):
-    """A builder of the cases of one dialect's specs.
-
-    Attributes:
-        source_fields: the fields that name sources, by the dialect's name in cases.
-    """
-
-    source_fields: ClassVar[Mapping[str, SourceFields]]
+    """A builder of the cases of one dialect's specs."""
 
     def __init__(self, specs: Sequence[_Spec], collector: Collector) -> None:
         self.specs = specs

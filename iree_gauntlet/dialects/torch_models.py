@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import (
     MAIN,
@@ -27,7 +27,7 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET_HINT, OWN_TARGET_PROBLEM
 from iree_gauntlet.dialects.locations import SpecReader, find_devices, find_target, get_url_path, with_device
-from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Collector, SourceFields, Spec, make_case, make_duplicate
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Collector, Spec, make_case, make_duplicate
 from iree_gauntlet.dialects.spec_file import find_nearest
 from iree_gauntlet.dialects.torch_schema import (
     ArgumentSpec,
@@ -153,10 +153,6 @@ def build_test(
 
 class TorchTests(Builder[Spec]):
     """The builder of torch models' tests; for a module definition, it adds only problems and warnings."""
-
-    source_fields: ClassVar = {
-        TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
-    }
 
     def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
         super().__init__(specs, collector)

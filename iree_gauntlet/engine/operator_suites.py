@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Verdict
-from iree_gauntlet.dialects.op_suites import DIALECT
+from iree_gauntlet.dialects.spec import OP_TESTS
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
@@ -86,7 +86,7 @@ _MAX_MODULES = 16
 
 def _is_small(step: Step) -> bool:
     """Return True if the server can do a compile, which needs a small program and supported flags."""
-    if step.dialect != DIALECT or step.command is None:
+    if step.dialect != OP_TESTS or step.command is None:
         return False
     try:
         size = Path(step.find_input("program").path).stat().st_size
@@ -151,7 +151,7 @@ class OperatorSteps:
 
     def check_threshold(self, run_servers: RunServers, step: Step) -> Result:
         """Perform a threshold step, by the run servers if possible."""
-        if step.dialect != DIALECT:
+        if step.dialect != OP_TESTS:
             from iree_gauntlet.engine.threshold import check_threshold, compare_error_with_baseline  # noqa: PLC0415 - it imports NumPy
 
             return compare_error_with_baseline(step, check_threshold(step, self.session.processes))
@@ -198,7 +198,7 @@ def make_batches(
     Raises:
         UsageError: the toolchain cannot compile batches.
     """
-    if size < 2 or not any(step.dialect == DIALECT for step in steps):
+    if size < 2 or not any(step.dialect == OP_TESTS for step in steps):
         return BatchPlan(tuple(steps), {})
     if workbench.toolchain is None or not _has_compiler(workbench.toolchain):
         raise UsageError(
@@ -214,7 +214,7 @@ def start_run_servers(
 ) -> Iterator[RunServers | None]:
     """Start the run servers, if any case will need them, so that they start while the run is planned."""
     toolchain = workbench.toolchain
-    served_cases = [case for case in cases if case.dialect == DIALECT and not case.target.architecture]
+    served_cases = [case for case in cases if case.dialect == OP_TESTS and not case.target.architecture]
     count = len(served_cases) if Stage.THRESHOLD in stages else 0
     if not count or toolchain is None or not _has_compiler(toolchain):
         yield None
@@ -240,7 +240,7 @@ def make_operator_performers(
     `run_servers` is None if each run has its own process.
     """
     toolchain = workbench.toolchain
-    operator_steps = [step for step in plan.steps if step.dialect == DIALECT]
+    operator_steps = [step for step in plan.steps if step.dialect == OP_TESTS]
     if not operator_steps or toolchain is None or not _has_compiler(toolchain):
         yield {}
         return

@@ -141,7 +141,8 @@ class Selection:
         """Return a problem for each invalid URL in the selected cases, and unreadable specs with `other_problems`."""
         # Random sources import NumPy; `list` runs without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
-        from iree_gauntlet.dialects.load import SOURCE_NAMES, list_urls  # noqa: PLC0415 - it brings pydantic
+        from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
+        from iree_gauntlet.dialects.spec import SOURCE_NAMES  # noqa: PLC0415
         from iree_gauntlet.dialects.spec_file import iterate_file_strings  # noqa: PLC0415
 
         urls = {(case.origin.file, field, url) for case in self._cases for field, url in list_urls(case)}

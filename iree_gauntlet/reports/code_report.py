@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import (
     Block,
-    Column,
-    ColumnKind,
     Details,
     Difference,
     Document,
@@ -20,7 +18,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, pluralize
 from iree_gauntlet.measuring.code.code_changes import CodeChange
 from iree_gauntlet.records.code_outcome import read_code_outcome
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance

@@ -14,8 +14,6 @@ from iree_gauntlet.document import (
     Bar,
     Block,
     Cell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -30,6 +28,8 @@ from iree_gauntlet.document import (
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import (
+    Column,
+    ColumnKind,
     format_bytes,
     format_count,
     format_count_change,

@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING
 import junit_xml
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.document import (
-    Block,
-    Cell,
-    ColouredCell,
-    Column,
-    ColumnKind,
-    Document,
-    Heading,
-    Items,
-    Name,
-    Notes,
-    PageOnly,
-    Table,
-)
+from iree_gauntlet.document import Block, Cell, ColouredCell, Document, Heading, Items, Name, Notes, PageOnly, Table
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import format_duration, join_lines, list_first, pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, format_duration, join_lines, list_first, pluralize
 from iree_gauntlet.records.compat_outcome import Compatibility, read_compat_outcome
 from iree_gauntlet.reports.details import format_cause
 from iree_gauntlet.reports.junit import format_junit, make_suite

@@ -16,7 +16,8 @@ from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_du
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from iree_gauntlet.document import Cell, Column, Line, Stop, WorkSpan
+    from iree_gauntlet.document import Cell, Line, Stop, WorkSpan
+    from iree_gauntlet.formatting import Column
 
 
 # The width and height of a picture in a cell are in SVG units; a page scales the picture.

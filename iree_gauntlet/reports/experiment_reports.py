@@ -19,8 +19,6 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     Code,
-    Column,
-    ColumnKind,
     Document,
     Heading,
     Items,
@@ -35,7 +33,15 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, format_share, pluralize
+from iree_gauntlet.formatting import (
+    Column,
+    ColumnKind,
+    format_bytes,
+    format_dispatch_change,
+    format_duration,
+    format_share,
+    pluralize,
+)
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome

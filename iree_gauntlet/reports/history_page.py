@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.document import (
     Chart,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -25,7 +23,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import format_bytes, format_milliseconds, format_ratio, pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, format_bytes, format_milliseconds, format_ratio, pluralize
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
 from iree_gauntlet.records.history_record import FIGURES_BY_SERIES, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found

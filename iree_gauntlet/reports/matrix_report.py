@@ -21,8 +21,6 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -38,6 +36,8 @@ from iree_gauntlet.document import (
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import COMPILES_FIRST, ERROR_MARGIN, Figure, Statistic
 from iree_gauntlet.formatting import (
+    Column,
+    ColumnKind,
     format_count_change,
     format_duration,
     format_factor,

@@ -16,8 +16,6 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     Code,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -30,7 +28,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import join_lines
+from iree_gauntlet.formatting import Column, ColumnKind, join_lines
 from iree_gauntlet.journal_events import MachineInfo
 from iree_gauntlet.measuring.code.code_changes import compare_code
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER

@@ -16,8 +16,6 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     Code,
-    Column,
-    ColumnKind,
     Details,
     Difference,
     Document,
@@ -30,8 +28,10 @@ from iree_gauntlet.document import (
     Table,
     Text,
     TextLink,
+    format_cell,
+    get_verdict,
 )
-from iree_gauntlet.formatting import STYLES, add_verdict_sign, clean_text, join_lines
+from iree_gauntlet.formatting import STYLES, Column, ColumnKind, add_verdict_sign, clean_text, join_lines
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import is_live
 
@@ -184,7 +184,7 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
                 min_width=widths[index] - _COLUMN_GAP,
             )
         for row, texts in zip(rows, cells, strict=True):
-            styles = {index: STYLES.get(columns[index].get_verdict(row[index]), "") for index in part}
+            styles = {index: STYLES.get(get_verdict(columns[index], row[index]), "") for index in part}
             part_table.add_row(*(rich.text.Text(texts[index], style) for index, style in styles.items()))
         # Let the terminal itself wrap too wide rows, so that copied text stays complete.
         console.width = max(width, sum(widths[index] for index in part)) - _COLUMN_GAP
@@ -200,8 +200,8 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
 
 def _format_cell(column: Column, cell: Cell) -> str:
     """Format a cell; a verdict follows its sign."""
-    text = column.format_cell(cell)
-    return add_verdict_sign(text, column.get_verdict(cell)) if column.kind is ColumnKind.VERDICT else text
+    text = format_cell(column, cell)
+    return add_verdict_sign(text, get_verdict(column, cell)) if column.kind is ColumnKind.VERDICT else text
 
 
 def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], width: int) -> Iterator[list[int]]:

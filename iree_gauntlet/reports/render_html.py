@@ -20,7 +20,6 @@ from iree_gauntlet.document import (
     PAPER,
     Chart,
     ColouredCell,
-    ColumnKind,
     Details,
     Document,
     HeatCell,
@@ -28,16 +27,19 @@ from iree_gauntlet.document import (
     PageOnly,
     Picture,
     TextLink,
+    format_cell,
+    get_verdict,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import VERDICT_STYLES, clean_text, join_lines
+from iree_gauntlet.formatting import VERDICT_STYLES, ColumnKind, clean_text, join_lines
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, tone
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.document import Block, Cell, Column, Table
+    from iree_gauntlet.document import Block, Cell, Table
+    from iree_gauntlet.formatting import Column
 
 
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
@@ -132,7 +134,7 @@ def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
     longest_tail = ""
     if column.right:
         # Align by the longest tail (the part from the decimal point on), unless all tails have the same length.
-        tails = [_split_at_point(column.format_cell(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
+        tails = [_split_at_point(format_cell(column, cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
         longest_tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
     return [_format_cell(column, cell, longest_tail) for cell in cells]
 
@@ -149,11 +151,11 @@ def _format_attributes(cell: Cell) -> str:
 
 
 def _format_cell(column: Column, cell: Cell, tail: str) -> str:
-    text = column.format_cell(cell)
+    text = format_cell(column, cell)
     if isinstance(cell, TextLink | ColouredCell) and cell.url:
         plain_cell = text if isinstance(cell, TextLink) else replace(cell, url="")
         return f'<a href="{html.escape(cell.url)}">{_format_cell(column, plain_cell, tail)}</a>'
-    word = column.get_verdict(cell)
+    word = get_verdict(column, cell)
     if isinstance(cell, LimitBar):
         # Format both with an f-string, because `text + markup` would escape the text again.
         return f"{_format_aligned(text, tail)}{draw_held_bar(cell.share, cell.verdict)}"

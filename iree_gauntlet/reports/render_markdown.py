@@ -12,8 +12,6 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Difference,
     Document,
@@ -26,8 +24,10 @@ from iree_gauntlet.document import (
     Table,
     Text,
     TextLink,
+    format_cell,
+    get_verdict,
 )
-from iree_gauntlet.formatting import STYLES, clean_text, join_lines
+from iree_gauntlet.formatting import STYLES, Column, ColumnKind, clean_text, join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,11 +110,11 @@ def _link(text: str, url: str) -> str:
 
 
 def _format_cell(column: Column, cell: Cell) -> str:
-    text = column.format_cell(cell)
+    text = format_cell(column, cell)
     url = cell.url if isinstance(cell, TextLink | ColouredCell) else ""
     if column.kind is ColumnKind.NAME and cell is not None:
         return _link(code(text), url)
-    return _link(f"**{escape(text)}**" if "bold" in STYLES.get(column.get_verdict(cell), "") else escape(text), url)
+    return _link(f"**{escape(text)}**" if "bold" in STYLES.get(get_verdict(column, cell), "") else escape(text), url)
 
 
 def escape(text: str, limit: int = 500) -> str:

@@ -27,8 +27,6 @@ from iree_gauntlet.document import (
     Cell,
     Code,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -44,7 +42,7 @@ from iree_gauntlet.document import (
     WorkSpan,
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
-from iree_gauntlet.formatting import format_duration, list_first, pluralize, take_last_lines
+from iree_gauntlet.formatting import Column, ColumnKind, format_duration, list_first, pluralize, take_last_lines
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, collect_chain_figures, format_chain_verdict

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
+from iree_gauntlet.document import ColouredCell, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, pluralize
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html

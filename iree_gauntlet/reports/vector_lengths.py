@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.document import Column, ColumnKind, Heading, Paragraph, Table
+from iree_gauntlet.document import Heading, Paragraph, Table
+from iree_gauntlet.formatting import Column, ColumnKind
 from iree_gauntlet.records.chain_figures import NO_VALUE
 from iree_gauntlet.targets import split_vector_bits
 

@@ -12,12 +12,12 @@ from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU
-from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
+from iree_gauntlet.document import Cell, Document, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import make_model_engine, make_run_event, open_model_session, require_importer
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, pluralize
 from iree_gauntlet.history.index import add_run
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_journal

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.document import Cell, Column, ColumnKind, Table
+from iree_gauntlet.document import Cell, Table
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import format_milliseconds, join_lines
+from iree_gauntlet.formatting import Column, ColumnKind, format_milliseconds, join_lines
 from iree_gauntlet.measuring.profiles.dispatch_profile import OUTSIDE_NAME, DispatchProfile, parse_dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
+from iree_gauntlet.document import ColouredCell, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.formatting import Column, ColumnKind
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.reports.render_console import print_document

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Heading, Items, Table
+from iree_gauntlet.document import Cell, Document, Heading, Items, Table
 from iree_gauntlet.engine.workspace import refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.figures import Figure, GoldenRule
-from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, pluralize
 from iree_gauntlet.measuring.goldens.golden_evidence import UNSET, Proposal
 from iree_gauntlet.measuring.goldens.golden_rules import find_outliers, parse_rule
 from iree_gauntlet.measuring.statistics.change_points import compute_trend_p, find_change_points

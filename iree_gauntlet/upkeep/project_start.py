@@ -24,7 +24,6 @@ import numpy as np
 from iree_gauntlet import __version__, messages
 from iree_gauntlet.artifacts.publishing import replace_artifact
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
-from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, find_error_path
 from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import NetworkRequest, RunRequest, SelectionRequest, ToolchainRequest
@@ -35,6 +34,7 @@ from iree_gauntlet.upkeep.edge_inputs import fit_indices, make_edge_choices, mak
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import make_sources, open_reference_workers, record
 from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
+from iree_gauntlet.upkeep.json_edits import with_member
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.programs import parse_shapes
 from iree_gauntlet.upkeep.recording import make_tolerance_flags

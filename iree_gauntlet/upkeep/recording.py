@@ -16,7 +16,6 @@ import numpy as np
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.onnx_data import count_operators, list_data_files
-from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
 from iree_gauntlet.dialects.spec_file import read_byte_order_mark, read_text
@@ -30,6 +29,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.exports import find_source
+from iree_gauntlet.upkeep.json_edits import with_member
 from iree_gauntlet.upkeep.program_kinds import read_program
 from iree_gauntlet.upkeep.references import INPUTS_HINT, ReferencePlan, ReferenceResult, is_weak, list_references
 from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance

@@ -22,16 +22,15 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.device_kinds import CPU
-from iree_gauntlet.dialects.json_text import find_path, with_added_value, with_value, without_comments
-from iree_gauntlet.dialects.sharktank import BENCHMARK, REGRESSION
+from iree_gauntlet.dialects.json_text import find_path, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, Goldens
-from iree_gauntlet.dialects.spec import TORCH_MODELS
+from iree_gauntlet.dialects.spec import BENCHMARK, REGRESSION, TORCH_MODELS
 from iree_gauntlet.dialects.spec_file import load_json, read_byte_order_mark
-from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
+from iree_gauntlet.document import Cell, Document, Table
 from iree_gauntlet.engine.workspace import Selection, explain_unused_sku, list_golden_skus, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import GOLDEN_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
-from iree_gauntlet.formatting import list_first, pluralize
+from iree_gauntlet.formatting import Column, ColumnKind, list_first, pluralize
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.measuring.goldens.golden_evidence import (
     UNSET,
@@ -50,6 +49,7 @@ from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_runs_folder, format_path, require_users_own_file, resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES, parse_target
+from iree_gauntlet.upkeep.json_edits import with_added_value, with_value
 from iree_gauntlet.variants import name_variants, sort_names
 
 if TYPE_CHECKING:

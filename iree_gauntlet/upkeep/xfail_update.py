@@ -16,9 +16,9 @@ import tomlkit
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
-from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
-from iree_gauntlet.dialects.op_suites import DIALECT, OpSpec
+from iree_gauntlet.dialects.op_suites import OpSpec
+from iree_gauntlet.dialects.spec import OP_TESTS
 from iree_gauntlet.dialects.spec_file import read_byte_order_mark, read_toml
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import find_suite
@@ -32,6 +32,7 @@ from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, Selectio
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, format_path, resolve_links
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
+from iree_gauntlet.upkeep.json_edits import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.upkeep.spec_goldens import FileChange, emit_changes
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class _Run:
     @property
     def is_of_operators(self) -> bool:
         """True if it has cases of operator suites."""
-        return any(step.dialect == DIALECT for step in self.steps)
+        return any(step.dialect == OP_TESTS for step in self.steps)
 
 
 def _read_run(folder: Path) -> _Run:
@@ -167,7 +168,7 @@ def _find_new_failures(run: _Run, entries: Sequence[Expectation]) -> list[NewFai
     new_failures: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
         result = run.record.results.get(step.id)
-        if result is None or step.dialect == DIALECT:
+        if result is None or step.dialect == OP_TESTS:
             continue
         if result.verdict is not Verdict.FAILED and not result.verdict.is_error:
             continue
@@ -397,7 +398,7 @@ def _collect_results(run: _Run) -> dict[str, CaseResult]:
     """Collect the result of each case of operator suites, by chain."""
     chains: dict[str, list[StepOutcome]] = {}
     for step in run.steps:
-        if step.dialect == DIALECT and step.model != BATCH_MODEL:
+        if step.dialect == OP_TESTS and step.model != BATCH_MODEL:
             chains.setdefault(step.chain, []).append(step)
     expected_failures = {step.id for step in run.record.planned if step.expect_failure}
     return {chain: _judge_case(steps, run.record.results, expected_failures) for chain, steps in chains.items()}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import find_line, find_path, with_added_value, with_value
+from iree_gauntlet.dialects.json_text import find_line, find_path
+from iree_gauntlet.upkeep.json_edits import with_added_value, with_value
 
 _KEYS = st.text('ab.[0]"é', min_size=1, max_size=4)
 _VALUES = st.recursive(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.dialects.json_text import find_line, with_value
+from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.figures import Statistic
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.upkeep.json_edits import with_value
 from tests.support.spec_trees import find_step, plan, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, remove_fields
 

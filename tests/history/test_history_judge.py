@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.configuration_file import Mark, read_marks
-from iree_gauntlet.document import Table
+from iree_gauntlet.document import Table, format_cell
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import (
@@ -189,7 +189,7 @@ def test_a_change_is_ranked_and_printed_by_what_is_left_of_it_today() -> None:
     assert [item.key.model for item in result.regressions] == ["size", "part"]
     (table,) = (block for block in make_changes_document(result).blocks if isinstance(block, Table))
     printed = [
-        [column.format_cell(cell) for column, cell in zip(table.columns, row, strict=True)][2:5] for row in table.rows
+        [format_cell(column, cell) for column, cell in zip(table.columns, row, strict=True)][2:5] for row in table.rows
     ]
     assert printed[:4] == [
         ["×3", "1.0 MB → 3.0 MB", "3.5.0, run 2026-03-06"],

@@ -15,8 +15,6 @@ from markdown_it import MarkdownIt
 from iree_gauntlet.document import (
     Code,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -30,6 +28,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.formatting import Column, ColumnKind
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown

@@ -10,18 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lxml import etree, html
 
-from iree_gauntlet.document import (
-    Bar,
-    Chart,
-    Column,
-    ColumnKind,
-    IntervalBar,
-    Line,
-    Sparkline,
-    Stop,
-    Timeline,
-    WorkSpan,
-)
+from iree_gauntlet.document import Bar, Chart, IntervalBar, Line, Sparkline, Stop, Timeline, WorkSpan
+from iree_gauntlet.formatting import Column, ColumnKind
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, draw_lanes, draw_line
 
 _MARGINS = (0.01, 0.03)

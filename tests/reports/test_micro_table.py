@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.document import ColouredCell, Table
+from iree_gauntlet.document import ColouredCell, Table, format_cell
 from iree_gauntlet.records.sweep_record import Ratio, format_decibels
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
@@ -44,7 +44,9 @@ def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
 def lines_of(table: Table) -> list[tuple[str, ...]]:
     columns = table.columns
     head = tuple(column.heading for column in columns)
-    written = (tuple(column.format_cell(cell) for column, cell in zip(columns, row, strict=True)) for row in table.rows)
+    written = (
+        tuple(format_cell(column, cell) for column, cell in zip(columns, row, strict=True)) for row in table.rows
+    )
     return [head, *written]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Column, Details, Document, Heading, Items, Table
+from iree_gauntlet.document import Details, Document, Heading, Items, Table
+from iree_gauntlet.formatting import Column
 from iree_gauntlet.tasks.program import namespace
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from iree_gauntlet.document import (
     PAPER,
     Block,
     ColouredCell,
-    Column,
-    ColumnKind,
     Details,
     Document,
     Heading,
@@ -25,7 +23,7 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import format_milliseconds, list_first
+from iree_gauntlet.formatting import Column, ColumnKind, format_milliseconds, list_first
 from iree_gauntlet.journal_events import EndEvent, Opening
 from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import (

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import (
-    EXPECTED_LISTS,
-    Addition,
-    Removal,
-    read_plain_json,
-    read_spans,
-    with_changes,
-)
+from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.upkeep.json_edits import EXPECTED_LISTS, Addition, Removal, read_spans, with_changes
 
 COMPILE, COMPILE_CRASH, RUN, RUN_CRASH = EXPECTED_LISTS
 
