@@ -114,7 +114,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
     assert here.chains is None
     assert here.execution == request.execution
     tuned, optimised = here.variants or ()
-    assert tuned.tuning_spec == f"file://{copy}/files/data/tuning.mlir"
+    assert tuned.tuning_spec == (copy / "files/data/tuning.mlir").as_uri()
     assert optimised == FlagVariant("O3", ("--iree-opt-level=O3",))
 
 

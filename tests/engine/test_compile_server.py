@@ -168,6 +168,23 @@ def test_iree_in_a_folder_with_blanks_finds_its_linker(job: CompileJob, tmp_path
         assert server.compile(job).exit_code == 0, job.stderr.read_text()
 
 
+def test_the_compiler_never_gets_the_locale_of_the_user() -> None:
+    # iree-compile does not set a locale either; in Turkish, it would not compile for Vulkan.
+    script = (
+        "import locale; from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary, find_package; "
+        "print(locale.setlocale(locale.LC_CTYPE)); CompilerLibrary(find_package()); "
+        "print(locale.setlocale(locale.LC_CTYPE))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["C.UTF-8", "C"]
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> CompileJob:
     (tmp_path / "model.mlir").write_text(PROGRAM)

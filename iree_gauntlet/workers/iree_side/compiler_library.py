@@ -17,6 +17,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import io
+import locale
 import os
 import platform
 import re
@@ -89,6 +90,9 @@ class CompilerLibrary:
         if linker.startswith("'"):
             # The compiler starts the linker by a shell line without quoting, so the path is quoted here.
             os.environ.setdefault("IREE_LLVM_EMBEDDED_LINKER_PATH", linker)
+        # Python sets the user's locale, unlike iree-compile. With a Turkish locale, the compiler could not convert the
+        # I of names such as BuiltIn to lower case.
+        locale.setlocale(locale.LC_ALL, "C")
         try:
             library = ctypes.CDLL(str(path))
             self._entries: dict[str, Callable[..., Any]] = {}
