@@ -161,7 +161,8 @@ def find_nearest(word: str, valid_words: Iterable[str]) -> str:
 
 def did_you_mean(word: str, valid_words: Iterable[str]) -> str:
     """Return a question to append to a message about an unknown word; empty if no valid word is spelled like it."""
-    nearest = find_nearest(word, valid_words)
+    by_lower_case = {valid_word.lower(): valid_word for valid_word in valid_words}
+    nearest = find_nearest(word, by_lower_case.values()) or by_lower_case.get(find_nearest(word.lower(), by_lower_case))
     return f"; did you mean {nearest!r}?" if nearest else ""
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 # The version of the tables; tables of another version are rebuilt.
-_VERSION = 6
+_VERSION = 7
 _FILE = "index.sqlite"
 # The verdicts of cases that were judged; expected failures and skipped cases say nothing about a rate of failures.
 _JUDGED_VERDICTS = ("passed", "failed", "error", "flaky", "quarantined")
@@ -55,7 +55,7 @@ _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT NOT NULL);
 CREATE TABLE runs (
     file TEXT PRIMARY KEY, run TEXT, time TEXT, day TEXT, suite TEXT, state TEXT, exit_code INTEGER, source TEXT,
-    iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, cases INTEGER, figures INTEGER,
+    iree TEXT, named TEXT, commit_id TEXT, confirms TEXT, machine TEXT, skus TEXT, cases INTEGER, figures INTEGER,
     collected TEXT
 );
 CREATE INDEX runs_by_time ON runs (time);
@@ -255,11 +255,11 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     row = RunIndexEntry(
         *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
         *(run.iree.shown, run.iree.named, run.iree.compiler_commit, confirms),
-        *(run.machine.shown, len(run.cases), len(rows)),
+        *(run.machine.shown, ", ".join(sorted({case.sku for case in run.cases} - {""})), len(run.cases), len(rows)),
         json.dumps(run.collected.as_dict() if run.collected else {}),
     )
     database.execute(
-        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
+        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
     )
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 

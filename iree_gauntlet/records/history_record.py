@@ -389,6 +389,7 @@ class RunIndexEntry:
     Attributes:
         day: the day of the run's IREE.
         confirms: a `Confirmation` as JSON; an empty object for a run that confirms nothing.
+        skus: the SKUs of its cases, with commas; empty if no case has one.
         collected: the origin in CI as JSON; an empty object for a run that was not collected.
     """
 
@@ -405,6 +406,7 @@ class RunIndexEntry:
     commit_id: str
     confirms: str
     machine: str
+    skus: str
     cases: int
     figures: int
     collected: str = "{}"

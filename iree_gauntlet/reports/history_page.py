@@ -41,6 +41,7 @@ _RUN_COLUMNS = (
     Column("run", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
     Column("machine", drop_order=2),
+    Column("SKU", drop_order=2),
     Column("suite", drop_order=3),
     Column("state"),
     Column("cases", ColumnKind.NUMBER),
@@ -264,7 +265,10 @@ def _show_rates(rates: Sequence[FailureRate]) -> Iterator[Block]:
 def make_runs_document(runs: Sequence[RunIndexEntry], rates: Sequence[FailureRate] = ()) -> Document:
     """Return a document with a list of runs, and the rates of cases that fail."""
     rows = tuple(
-        (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
+        (
+            *(run.time[:10], run.run, run.iree, run.machine, run.skus or "none", run.suite, run.state),
+            *(float(run.cases), float(run.figures)),
+        )
         for run in runs
     )
     blocks = (*(Table(_RUN_COLUMNS, rows).short_form if rows else ()), *_show_rates(rates))

@@ -242,6 +242,10 @@ def test_a_mistyped_sku_makes_no_series_of_its_own(project: Project, capsys: pyt
     assert len(list(project.folder.glob("history/*/*.json"))) == 2
     assert project.gauntlet(*command.split()).code == 0
     assert project.gauntlet("history.add", "mistyped").code == 0, "the history knows the SKU now"
+    listed = json.loads(project.gauntlet("history.list", "--format", "json").out)["runs"]
+    assert sorted(run["skus"] for run in listed) == ["mi30", "mi300", "mi300"]
+    shown = project.gauntlet("history.list").out
+    assert ("SKU" in shown, shown.count(" mi300 "), shown.count(" mi30 ")) == (True, 2, 1), shown
     assert len(list(project.folder.glob("history/*/*.json"))) == 3
 
 
@@ -251,7 +255,7 @@ def test_a_golden_of_a_spec_names_its_sku_whatever_was_run(project: Project) -> 
     words = ("run", "--submodel", "abs", "--stages", "compile", "--sku")
     assert project.gauntlet(*words, "my-desk").code == 0
     assert project.gauntlet("history.add").code == 0
-    assert project.gauntlet(*words, "my-dsk").code == 0
+    assert project.gauntlet(*words, "MY-DESK").code == 0
     refused = project.gauntlet("history.add")
     assert (refused.code, "did you mean 'my-desk'?" in refused.err) == (2, True), refused.err
 
