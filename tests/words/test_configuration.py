@@ -219,7 +219,7 @@ _ODD = {
     "5,000 nested arrays": b"x = " + b"[" * 5000 + b"]" * 5000,
     "200 nested arrays": b"x = " + b"[" * 200 + b"]" * 200,
     "3,000 nested tables": b"x = " + b"{a = " * 3000 + b"1" + b"}" * 3000,
-    "a name of 5,000 parts": b"a." * 5000 + b"a = 1",
+    "a name of 2,000 parts": b"a." * 2000 + b"a = 1",
     "no UTF-8": b'name = "\xff"',
     "UTF-16": 'name = "é"'.encode("utf-16"),
     "half of a surrogate pair": b'name = "\\ud800"',
