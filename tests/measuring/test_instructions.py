@@ -123,6 +123,18 @@ def test_one_that_does_less_when_called_twice_is_not_counted(tmp_path: Path) -> 
         count_call.count_call(counter, _tool(tmp_path), tmp_path)
 
 
+def test_nothing_is_left_of_temporary_files(tmp_path: Path) -> None:
+    class Leaving(_Recorded):
+        def count(self, argv: Sequence[str], stdout: int) -> ProcessCounts:
+            script = 'touch "$TMPDIR/library" && test -z "${TMPDIR%%[!/]*}"'
+            subprocess.run(["sh", "-c", script], cwd=tmp_path, env=make_environment(argv), check=True)
+            return super().count(argv, stdout)
+
+    counter = Leaving(of_1={"f": 10**8}, of_2={"f": 2 * 10**8})
+    assert count_call.count_call(counter, _tool(tmp_path), tmp_path).instructions == 10**8
+    assert {path.name for path in tmp_path.iterdir()} == {"tool", "links", "stdout.1.txt", "stdout.2.txt"}
+
+
 def test_what_cachegrind_writes() -> None:
     counted = read_cachegrind(_CACHEGRIND.splitlines(keepends=True))
     assert counted.total == 1112

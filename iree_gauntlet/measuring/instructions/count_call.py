@@ -32,6 +32,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,9 @@ _MIN_CALLS, _MAX_CALLS = 3, 20_000
 # Arguments and environment of a process are padded to a multiple of this; these variables are passed on.
 _STACK_ALIGNMENT_BYTES = 8192
 _PASSED_VARIABLES = ("LD_", "VALGRIND")
+# IREE's runtime leaves an empty file in TMPDIR for each shared library that it loads. The path is relative to the
+# folder in which the tool runs, so that it has the same length everywhere.
+_TEMPORARY_FOLDER = "temporary"
 # "Memory Allocation Tunables" of the C library's manual: all memory is from the heap, which grows by 1 GiB and never
 # shrinks; and as many blocks of each size as possible stay with the thread that has freed them.
 _MALLOC_TUNABLES = (
@@ -125,15 +129,20 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
     `folder` is for the tool's output.
     """
     command = link_files(command, folder)
-    single, several = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
-    calls, call_count = 1, several.total - single.total
-    if call_count <= 0:
-        raise CountError(
-            f"two calls took {several.total:,} instructions, one {single.total:,}: not the same work twice"
-        )
-    if call_count < 2 * _MIN_INSTRUCTIONS:
-        calls = min(_MAX_CALLS, max(_MIN_CALLS, math.ceil(_MIN_INSTRUCTIONS / call_count)))
-        several = _run_benchmark(counter, command, 1 + calls, folder)
+    temporary_folder = folder / _TEMPORARY_FOLDER
+    temporary_folder.mkdir(exist_ok=True)
+    try:
+        single, several = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
+        calls, call_count = 1, several.total - single.total
+        if call_count <= 0:
+            raise CountError(
+                f"two calls took {several.total:,} instructions, one {single.total:,}: not the same work twice"
+            )
+        if call_count < 2 * _MIN_INSTRUCTIONS:
+            calls = min(_MAX_CALLS, max(_MIN_CALLS, math.ceil(_MIN_INSTRUCTIONS / call_count)))
+            several = _run_benchmark(counter, command, 1 + calls, folder)
+    finally:
+        shutil.rmtree(temporary_folder)
     names = several.functions.keys() | single.functions.keys()
     difference = {name: several.functions.get(name, 0) - single.functions.get(name, 0) for name in names}
     # Leave out functions with less than one instruction per call, which come from variations of start and end.
@@ -262,7 +271,8 @@ def link_files(command: Sequence[str], folder: Path) -> list[str]:
 def make_environment(argv: Sequence[str]) -> dict[str, str]:
     """Make an environment with one heap per process, padded so that arguments and environment have a fixed size."""
     passed_variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_VARIABLES)}
-    environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _MALLOC_TUNABLES, **passed_variables, "FILLED_UP": ""}
+    fixed_variables = {"LC_ALL": "C", "GLIBC_TUNABLES": _MALLOC_TUNABLES, "TMPDIR": _TEMPORARY_FOLDER}
+    environment = {**fixed_variables, **passed_variables, "FILLED_UP": ""}
     entries = [*argv, *(f"{name}={value}" for name, value in environment.items())]
     size = sum(len(os.fsencode(entry)) + 1 for entry in entries)
     environment["FILLED_UP"] = "x" * (-size % _STACK_ALIGNMENT_BYTES)
