@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Name of an experiment's journal, in its folder.
 JOURNAL = "journal.jsonl"
+# The folder of an explanation, in the folder of its run.
+EXPLAIN_FOLDER = "explain"
 OPENING = "opening"
 # Reading the kind needs only the first bytes of a line, which may have thousands of steps.
 _HEAD_BYTES = 4096

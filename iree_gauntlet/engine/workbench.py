@@ -15,7 +15,6 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
-from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
@@ -25,7 +24,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.formatting import parse_bytes
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ExecutionRequest, NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import find_project_folder
+from iree_gauntlet.settings import Configuration, find_project_folder, find_settings_files
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
 from iree_gauntlet.toolchains.find import find_requested_toolchain, make_toolchain_locations
@@ -108,7 +107,12 @@ def open_workbench(
     if not read_only:
         require_lock_folder(os.environ)
     cache_dir = (find_cache_folder if read_only else make_cache_folder)(request.cache_dir)
-    configuration = read_configuration(find_project_folder(), os.environ)
+    configuration = Configuration(environ=os.environ)
+    if find_settings_files(find_project_folder(), os.environ):
+        # Most projects have none, and the classes of their tables take as long to define as a small suite to plan.
+        from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415
+
+        configuration = read_configuration(find_project_folder(), os.environ)
     store = ArtifactStore(
         cache_dir,
         Registry.of_project(find_project_folder()),

@@ -43,10 +43,9 @@ from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchRe
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
 from iree_gauntlet.experiments.explaining.reduce import FIRST_PHASE, Reduction, reduce
 from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, IreeTools, Symptom, find_symptom
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
-    EXPLAIN_FOLDER,
     EXPLANATION,
     BundleResult,
     CaseEnd,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import join_lines, pluralize
 from iree_gauntlet.journal_events import ExperimentKind, Opening, StepStart
-from iree_gauntlet.journal_format import JOURNAL, JournalSchema
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError, read_text
 from iree_gauntlet.records.outcome import Explanation
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 # The subfolder of a run's folder that has the run's explanation.
-EXPLAIN_FOLDER = "explain"
 _JOURNAL_PATH = f"{EXPLAIN_FOLDER}/{JOURNAL}"
 _EVENT_KEYS = ("event", "time", "step")
 _MAX_ANSWERS = 2

@@ -43,8 +43,7 @@ from iree_gauntlet.formatting import (
     pluralize,
 )
 from iree_gauntlet.journal_events import ExperimentKind
-from iree_gauntlet.journal_format import JOURNAL, read_kind
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, read_kind
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.report_files import Reports, list_next_steps, make_pages, make_provenance
@@ -343,6 +342,8 @@ def make_reports(folder: Path) -> Reports:
             bisection = read_bisect_outcome(folder)
             return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
         case ExperimentKind.EXPLAIN:
+            from iree_gauntlet.records.explain_outcome import read_explain_outcome  # noqa: PLC0415 - as above
+
             explanation = read_explain_outcome(folder)
             return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
         case ExperimentKind.COMPARE:

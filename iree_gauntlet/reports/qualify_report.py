@@ -30,8 +30,8 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import Column, ColumnKind, join_lines
 from iree_gauntlet.journal_events import MachineInfo
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER
 from iree_gauntlet.measuring.code.code_changes import compare_code
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.records.qualify_outcome import (
     COMPAT_AGAIN,
     COMPAT_PART,

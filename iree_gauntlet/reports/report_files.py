@@ -12,8 +12,7 @@ from iree_gauntlet.document import Code, Name, Paragraph, Provenance, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.journal_events import EndEvent, ExperimentKind
-from iree_gauntlet.journal_format import JOURNAL, read_kind
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, read_kind
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown, shorten_markdown

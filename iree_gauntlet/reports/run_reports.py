@@ -43,10 +43,9 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
 from iree_gauntlet.formatting import Column, ColumnKind, format_duration, list_first, pluralize, take_last_lines
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, collect_chain_figures, format_chain_verdict
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, add_explanations
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_steps, read_outcome
 from iree_gauntlet.records.run_before import find_changes_since
 from iree_gauntlet.reports import details
@@ -158,7 +157,12 @@ def read_run_reports(run_dir: Path) -> Reports:
     """
     with pause_collector():
         record = read_journal(run_dir / JOURNAL)
-        reports = make_run_reports(add_explanations(read_outcome(record), run_dir), run_dir)
+        outcome = read_outcome(record)
+        if (run_dir / EXPLAIN_FOLDER / JOURNAL).is_file():
+            from iree_gauntlet.records.explain_outcome import add_explanations  # noqa: PLC0415 - only after `explain`
+
+            outcome = add_explanations(outcome, run_dir)
+        reports = make_run_reports(outcome, run_dir)
         return reports if record.run.micro is None else replace(reports, sweep=record)
 
 
