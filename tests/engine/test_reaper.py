@@ -212,3 +212,11 @@ def test_without_a_limit_it_wakes_for_nothing(processes: Processes, tmp_path: Pa
             run.deadline = float("inf")
         assert watched.at(1e9) is None
         assert processes.signals == []
+
+
+def test_a_limit_of_years_is_waited_for_in_steps_that_a_selector_takes(watched: Watched, processes: Processes) -> None:
+    for limit in (3e6, 1e300):
+        for run in watched.reaper._runs.values():
+            run.deadline = watched.began + limit
+        assert watched.at(0) == 3600.0
+    assert processes.signals == []

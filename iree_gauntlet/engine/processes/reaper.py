@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+# The longest wait: a selector refuses one of more than 24 days.
+_MAX_POLL_SECONDS = 3600.0
 # If a group's leader has ended but other members still live, the group is checked at this interval.
 _DRAIN_POLL_SECONDS = 0.02
 # At most 3 are expected (a connection, the lock of a device, the lock of the machine); 8 leaves room for more.
@@ -114,7 +116,9 @@ class _Reaper:
         if any(run.leader_gone for run in self._runs.values()):
             return _DRAIN_POLL_SECONDS
         next_deadline = min(run.deadline for run in self._runs.values())
-        return None if next_deadline == float("inf") else max(0.0, next_deadline - self._clock())
+        if next_deadline == float("inf"):
+            return None
+        return min(max(0.0, next_deadline - self._clock()), _MAX_POLL_SECONDS)
 
     def _read_command(self) -> bool:
         """Read one command; return False at the end of the stream."""
