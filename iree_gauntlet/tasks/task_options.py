@@ -204,7 +204,11 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
     """Run a command and return its exit code; print errors of users and faults of the toolkit as messages."""
     open_standard_streams()
     try:
-        code = command()
+        try:
+            code = command()
+        except SystemExit as end:
+            # argparse ends so after `--help`.
+            code = ExitCode(int(end.code or 0))
         sys.stdout.flush()
     except GauntletError as error:
         code = _print_error(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
@@ -201,6 +203,13 @@ def test_what_is_shown_goes_where_it_can_or_is_missed(project: Project, words: s
     for streams, why in zip(_UNWRITABLE, ("Bad file descriptor", "No space left on device"), strict=True):
         done = project.shell(f"gauntlet {words} {streams}")
         assert (done.code, done.err.partition("\n")[0]) == (3, f"error: standard output: {why}")
+
+
+@pytest.mark.parametrize("package", ["iree_gauntlet.bench", "iree_gauntlet.micro"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_help_of_a_package_that_cannot_be_written_is_an_error(project: Project, package: str) -> None:
+    done = project.shell(f"{shlex.quote(sys.executable)} -m {package} --help > /dev/full")
+    assert (done.code, done.err.partition("\n")[0]) == (3, "error: standard output: No space left on device")
 
 
 def test_a_mistake_keeps_its_exit_code_whatever_the_streams_are(project: Project) -> None:
