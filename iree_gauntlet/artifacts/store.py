@@ -233,6 +233,10 @@ class _Fetch:
             message = f"received an HTML page instead of the file: {url}; nothing was kept"
             hint = "Open the URL in a browser: it may be a page about the file, or a sign-in page."
             raise ArtifactError(url, message, hint)
+        if not size and file.size is None:
+            remove_partial(self.folder)
+            message = f"received no data, and no length: {url}; nothing was kept"
+            raise ArtifactError(url, message, "Fetch again. If the file is empty, pin its hash in the registry.")
         hashed_bytes = 0
 
         def count_bytes(count: int) -> None:

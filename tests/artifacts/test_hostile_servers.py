@@ -195,6 +195,15 @@ def test_a_page_is_not_taken_for_the_file(server: Server, tmp_path: Path, page: 
     assert make_store(tmp_path, pins={url: sha256(page)}).fetch(url).bytes == len(page)
 
 
+def test_an_empty_answer_is_a_file_only_where_the_server_says_so(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", make_responder(b"", Content_Length="-5"))
+    with pytest.raises(ArtifactError, match="received no data, and no length"):
+        make_store(tmp_path).fetch(url)
+    assert files_in(tmp_path) == []
+    assert make_store(tmp_path, pins={url: sha256(b"")}).fetch(url).bytes == 0
+    assert make_store(tmp_path).fetch(server.url("/n.mlir", make_responder(b""))).bytes == 0
+
+
 @pytest.mark.usefixtures("closing")
 @pytest.mark.iree
 def test_a_server_that_answers_nonsense_keeps_no_other_case_from_being_judged(project: Project, server: Server) -> None:
