@@ -240,7 +240,9 @@ def make_flag_problem(file: str, flag: str, message: str, hint: str = "") -> Pro
     path = Path(file)
     try:
         document, text, _ = load_json(path, file, without_comments)
-        keys = next((keys for keys, text in find_strings(document) if text.strip() == flag.strip()), None)
+        keys = next(
+            (keys for keys, text in find_strings(document) if flag.strip() in (text.strip(), f"-{text.strip()}")), None
+        )
         if keys is not None:
             return make_problem_at(file, text, keys, message, hint)
     except GauntletError:

@@ -110,6 +110,12 @@ def test_every_such_flag_of_the_tools_is_known() -> None:
     assert {name for name in telling if not risks(f"--{name}=x")} == set()
 
 
+def test_a_flag_with_one_dash_has_its_line_too(project: Project) -> None:
+    project.regression(compiler_flags=[*FLAGS, "-iree-llvmcpu-system-linker-path=/bin/ld"])
+    where = "specs/regression_tests/toy/abs_cpu.json:18: compiler_flags[3]: "
+    assert f"{where}--iree-llvmcpu-system-linker-path=/bin/ld names a program" in project.gauntlet("lint").out
+
+
 @pytest.mark.iree
 def test_specs_of_a_stranger(project: Project, plain_folder: Path) -> None:
     project.add("evil")
