@@ -14,9 +14,9 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.settings import format_typed_command
 
 # These errors come from the limits of the machine, not from the caller.
-_RESOURCE_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-)
+_RESOURCE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# These errors come from owners and modes of the caller's files.
+_PERMISSION_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MAX_FILENAME_CHARS = 60
 
 
@@ -35,6 +35,8 @@ def make_unexpected_error(error: Exception) -> GauntletError:
         return GauntletError(
             f"{prefix}{error.strerror}", "Free space there, or have this machine checked; then run again."
         )
+    if isinstance(error, OSError) and error.errno in _PERMISSION_ERRNOS and error.filename:
+        return GauntletError(f"{error.filename}: {error.strerror}", "Change its owner or mode, or use another folder.")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError(f"{str(error.filename)[:_MAX_FILENAME_CHARS]}…: {error.strerror}", "Use a shorter name.")
     frames = traceback.extract_tb(error.__traceback__)

@@ -81,8 +81,8 @@ def init(request: InitRequest) -> ExitCode:
     """Create a project, or add a model to a project; existing files stay unchanged, unless overwriting is requested."""
     # Inside a project, the default is its top folder.
     folder = Path(request.folder) if request.folder else format_path(find_project_folder())
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file", "Name a folder; it need not exist.")
+    if file := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
+        raise UsageError(f"{file} is a file", "Name a folder; it need not exist.")
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if request.program:
         return _add_program(request, folder, is_project=is_project)

@@ -99,6 +99,7 @@ pytestmark = pytest.mark.iree
         (["run", "--run-dir", "/proc/run"], 2, "cannot be made"),
         (["run", "--run-dir", "specs/mine"], 2, "belongs to the project itself"),
         (["run", "toy"], 2, "Did you mean --model toy?"),
+        (["init", "specs/regression_tests/toy/abs.mlir/mine"], 2, "abs.mlir is a file"),
         (["init", "-q", "mine"], 2, "Put the arguments of init before its options"),
         (["run", "--run-dir", "job@2"], 2, "without them with --run-dir"),
         (["run", "--run-dir", "feature%2Fx"], 2, "without them with --run-dir"),

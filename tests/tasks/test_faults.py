@@ -98,6 +98,10 @@ def test_what_a_machine_lacks_is_no_fault_of_the_toolkit(tmp_path: Path, kept: P
     for raised, said in (
         (OSError(28, "No space left on device", "/big/file"), "error: /big/file: No space left on device\n"),
         (MemoryError(), "error: there is not enough memory\n"),
+        *(
+            (OSError(number, "Denied", "/its/file"), "error: /its/file: Denied\n  Change its owner")
+            for number in (13, 30)
+        ),
     ):
         with mock.patch.object(namespace["list"], "command", side_effect=raised):
             done = run_in_process(["list"], tmp_path, os.environ)
