@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import pluralize
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
+    from iree_gauntlet.stages import Stage
 
 
 SUMMARY = "summary.json"
@@ -137,7 +139,8 @@ def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
     for chain in outcome.chains:
         old_chain, work = chains[chain.id], _list_work(chain.steps)
         has_same_work = has_same_runtime and bool(work) and work == _list_work(old_chain.steps)
-        for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), old_chain):
+        stages = {step.stage for step in chain.steps if not step.unfinished and step.verdict is not Verdict.SKIPPED}
+        for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), stages, old_chain):
             changes[has_same_work and change[1] == Figure.TIME.row.change_title].append(change)
     for group in changes:
         group.sort(key=lambda change: (change[4] is not None, -abs(change[4] or 0.0)))
@@ -182,7 +185,9 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
     return None
 
 
-def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: SummaryChain) -> Iterator[Change]:
+def _find_changes(
+    chain: str, verdict: str, figures: ChainFigures, stages: Collection[Stage], previous: SummaryChain
+) -> Iterator[Change]:
     if verdict != previous.verdict:
         yield chain, "verdict", previous.verdict, verdict, None
     noisy = figures.disturbance or any(
@@ -202,7 +207,7 @@ def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: Sum
             yield chain, row.change_title, row.write(old), row.write(new), new / old - 1
         limits = old_figure.limit, check.limit if check else None
         # A limit can be compared only if its step was reached.
-        has_result = check is not None or new is not None
+        has_result = check is not None or (new is not None and row.golden is not None and row.golden.stage in stages)
         if has_result and limits[0] != limits[1]:
             old_limit, new_limit = ("none" if limit is None else row.write(limit) for limit in limits)
             yield chain, f"limit of {row.change_title}", old_limit, new_limit, None

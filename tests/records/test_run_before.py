@@ -162,6 +162,21 @@ def test_a_limit_of_what_was_not_reached_has_not_changed(tmp_path: Path) -> None
     assert [change[1] for change in found.changes] == ["verdict"]
 
 
+def test_a_limit_of_a_stage_that_was_left_out_has_not_changed(tmp_path: Path) -> None:
+    for name, stages in (("run-20", ("compile", "compstat")), ("run-21", ("compile",))):
+        builder = JournalBuilder(run=name)
+        builder.now = builder.now.replace(day=int(name[-2:]))
+        steps = {stage: builder.step("m", "a", stage) for stage in ("compile", *stages[1:])}
+        builder.begin()
+        for stage, step in steps.items():
+            checks = [make_check("dispatch_count", 76, 100)] if stage == "compstat" else []
+            builder.result(step, checks=checks, statistics={"dispatch_count": 76})
+        builder.end(seconds=2.0)
+        write_reports(builder.write(tmp_path / name))
+        found = find_changes_since(read_outcome(read_journal(tmp_path / name / JOURNAL)), tmp_path / name)
+        assert found is None or found.changes == ()
+
+
 def test_a_limit_that_a_spec_has_no_more_has_changed(tmp_path: Path) -> None:
     _run(tmp_path, "run-20")
     found = _changed(_run(tmp_path, "run-21", limit=None))
