@@ -137,10 +137,15 @@ def test_noise_is_shared_and_quiet_excludes_it(folder: Path) -> None:
 
 def test_benchmark_is_not_starved_by_new_noise(folder: Path) -> None:
     order: list[str] = []
+    lines: list[str] = []
     waiting = {name: threading.Event() for name in ("benchmark", "noise")}
 
     def work(name: str) -> None:
-        with locks_in(folder).quiet_machine(exclusive=name == "benchmark", on_wait=lambda _: waiting[name].set()):
+        def waits(line: str) -> None:
+            lines.append(line.rpartition(": ")[2])
+            waiting[name].set()
+
+        with locks_in(folder).quiet_machine(exclusive=name == "benchmark", on_wait=waits):
             order.append(name)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in waiting]
@@ -152,6 +157,7 @@ def test_benchmark_is_not_starved_by_new_noise(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert order == ["benchmark", "noise"]
+    assert lines[:2] == ["another step of this run uses it", "another step of this run waits for it"]
 
 
 def test_wait_is_cancelled(folder: Path) -> None:

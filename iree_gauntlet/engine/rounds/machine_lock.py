@@ -31,6 +31,7 @@ LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
 # Waiting for the longest benchmark of another run may take so long.
 _TIMEOUT_SECONDS = 3600.0
 _POLL_SECONDS = 0.1
+_GATE = "quiet-gate.lock"
 _MAX_STRETCH_SECONDS = 0.5
 
 
@@ -90,7 +91,7 @@ class MachineLocks:
         """
         name = "a quiet machine" if exclusive else "this machine, kept quiet for a measurement"
         with contextlib.ExitStack() as stack:
-            with self._hold("quiet-gate.lock", name, on_wait, exclusive=True):
+            with self._hold(_GATE, name, on_wait, exclusive=True):
                 stack.enter_context(self._hold("quiet.lock", name, on_wait, exclusive=exclusive))
             yield
 
@@ -110,10 +111,10 @@ class MachineLocks:
             tries += 1
             # The first wait is not reported, since the steps of one run pass the gate within moments.
             if tries == 2:
-                on_wait(f"for {name}: {_describe_holders(lock.holders())}")
+                on_wait(f"for {name}: {_describe_holders(lock.holders(), file)}")
             if self.clock() - start > self.patience:
                 raise GauntletError(
-                    f"no access to {name} within {self.patience:g} s: {_describe_holders(lock.holders())}",
+                    f"no access to {name} within {self.patience:g} s: {_describe_holders(lock.holders(), file)}",
                     "wait for that run, or end it, and run again",
                 )
             if self.cancelled.wait(_POLL_SECONDS):
@@ -217,11 +218,12 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _describe_holders(pids: tuple[int, ...]) -> str:
+def _describe_holders(pids: tuple[int, ...], file: str) -> str:
     if not pids:
         return "another process uses it"
     if pids == (os.getpid(),):
-        return "another step of this run uses it"
+        # Who holds the gate longer than a moment waits for the machine itself.
+        return f"another step of this run {'waits for' if file == _GATE else 'uses'} it"
     noun = "process" if len(pids) == 1 else "processes"
     return f"{noun} {', '.join(map(str, pids))} of another run" + (" use it" if len(pids) > 1 else " uses it")
 
