@@ -291,7 +291,7 @@ def set_first(request: SelectionRequest, options: GoldenSetRequest) -> ExitCode:
         # The first golden of another machine, or of a mistyped name.
         if warning := explain_unused_sku(cases.cases, sku):
             messages.warn(warning)
-    problems = sorted({item for item in (*cases.problems, *cases.unselected_problems) if item.file in files})
+    problems = sorted({*cases.problems, *(item for item in cases.unselected_problems if item.file in files)})
     for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file were not changed.")
     emit_first(proposals, obstacles, options)

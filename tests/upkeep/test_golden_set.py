@@ -217,6 +217,9 @@ def test_what_has_no_place_or_no_result_is_told(project: Project) -> None:
     assert "not set  specs/benchmarks/toy/other_cpu.json: no figure of it is in one" in errors
     _run(project, "--submodel", "lone", "--stages", "threshold")
     assert "not set  toy/lone@cpu: it has no benchmark spec" in _set(project)
+    (project.benchmarks / "lone_cpu.json").write_text("{")
+    assert "warning: specs/benchmarks/toy/lone_cpu.json:1: ends in the middle" in _set(project, code=2)
+    (project.benchmarks / "lone_cpu.json").unlink()
     _run(project, "--submodel", "abs", "--stages", "compile")
     assert "no figure of a benchmark spec was measured" in _set(project, code=5)
     assert "no figure of it is in 2" in _set(project, "--submodel", "abs")
