@@ -39,11 +39,11 @@ from iree_gauntlet.dialects.sharktank_schema import (
 from iree_gauntlet.dialects.spec import BENCHMARK, REGRESSION, Builder, Collector, Spec, make_case, make_duplicate
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
-from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for, omit_processor
+from iree_gauntlet.targets import Target, compose_chip_flags, flags_for, omit_processor
 from iree_gauntlet.variants import TUNER_FILE_FLAG, sort_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from iree_gauntlet.dialects.selection import Include
 
@@ -97,7 +97,7 @@ class Sharktank(Builder[Spec]):
         (self.collector.problems if selected_targets else self.collector.unselected_problems).update(spec.problems)
         self.collector.warnings.update(spec.warnings)
         for target in selected_targets if spec.document else ():
-            for case in self._build(spec, target):
+            for case in self._build(spec, target, families):
                 self.collector.add(case, includes)
 
     def finish(self) -> None:
@@ -112,9 +112,9 @@ class Sharktank(Builder[Spec]):
                 if (regression := self._find(case.target, module.name)) is not None:
                     self.collector.needed_cases.setdefault(regression.id, regression)
 
-    def _build(self, spec: Spec, target: Target) -> list[Case]:
+    def _build(self, spec: Spec, target: Target, families: Collection[str] = ()) -> list[Case]:
         if isinstance(spec.document, Benchmark):
-            benchmark = _BenchmarkReader(spec, spec.document, target)
+            benchmark = _BenchmarkReader(spec, spec.document, target, families)
             case = benchmark.build(partial(self._find, target))
             self.collector.problems.update(benchmark.problems)
             return [case] if case else []
@@ -309,10 +309,11 @@ def _read_arguments(reader: SpecReader, path: Sequence[str | int], blobs: Sequen
 
 
 class _BenchmarkReader(SpecReader):
-    """A reader of a benchmark spec on a target, which also collects missing modules and files."""
+    """A reader of a benchmark spec on a target of its families, which also collects missing modules and files."""
 
-    def __init__(self, spec: Spec, document: Benchmark, target: Target) -> None:
+    def __init__(self, spec: Spec, document: Benchmark, target: Target, families: Collection[str]) -> None:
         super().__init__(spec)
+        self._families = families
         self._document = document
         self._target = target
         # (field, message) of missing things; the field is empty for external files, which may be in another folder.
@@ -355,7 +356,7 @@ class _BenchmarkReader(SpecReader):
         if target.chip and target.chip in (*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore):
             skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
         prefix = "" if is_own_target else f"{target.family}-"
-        goldens, unused_goldens = _read_goldens(spec, document, target, prefix)
+        goldens, unused_goldens = _read_goldens(spec, document, target, self._families, prefix)
         only_call = Call(document.function_run or "", tuple(Argument(value=text) for text in document.inputs))
         return replace(
             make_case(spec, BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
@@ -367,7 +368,8 @@ class _BenchmarkReader(SpecReader):
             goldens=goldens,
             idle_goldens=unused_goldens,
             variant_goldens=tuple(
-                (sort_names(name), _read_goldens(spec, document, target, prefix, name)[0]) for name in document.variants
+                (sort_names(name), _read_goldens(spec, document, target, self._families, prefix, name)[0])
+                for name in document.variants
             ),
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _make_target_markers(target),
@@ -437,11 +439,12 @@ def _make_run_flags(document: Benchmark) -> tuple[str, ...]:
 
 
 def _read_goldens(
-    spec: Spec, document: Benchmark, target: Target, prefix: str, variant: str = ""
+    spec: Spec, document: Benchmark, target: Target, families: Collection[str], prefix: str, variant: str = ""
 ) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
     """Return the goldens that apply to the target, and unused goldens: counts and sizes that only other SKUs have.
 
-    Times apply only to their SKU; counts and sizes to their SKU, their chip or the complete target family.
+    Keys of the spec's other `families` are used on other targets. Times apply only to their SKU; counts and sizes to
+    their SKU, their chip or the complete target family.
     """
     # The keys of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []
@@ -461,7 +464,7 @@ def _read_goldens(
     for field, figure in SHARKTANK_GOLDENS.items():
         values = getattr(table, field)
         matching_key = next((key for key in (sku, *target.golden_names) if key in values), "")
-        other_keys = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
+        other_keys = [key for key in values if not prefix and key.partition("-")[0] not in families]
         for key in [matching_key] if matching_key else other_keys:
             value = float(values[key])
             golden = Golden(
