@@ -84,7 +84,8 @@ class EventLog:
             self._descriptor = self._open()
         except OSError as error:
             self._lock.release()
-            raise self._explain_unwritable(error) from error
+            has_content = path.is_file() and path.stat().st_size > 0
+            raise self._explain_unwritable(error, has_content=has_content) from error
 
     def __enter__(self) -> Self:
         return self

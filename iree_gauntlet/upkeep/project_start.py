@@ -334,7 +334,7 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
                 write_atomic(path, content)
             written_paths.append(path)
     except OSError as error:
-        raise UsageError(f"{find_error_path(error)}: {error.strerror}", "Name a writable folder.") from error
+        raise UsageError(f"{find_error_path(error) or path}: {error.strerror}", "Name a writable folder.") from error
     if not messages.is_quiet():
         # The schemas share one line.
         shown_paths = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in written_paths)

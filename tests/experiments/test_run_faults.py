@@ -236,14 +236,28 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> Non
 
 
 @with_mount_rights
-def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_be_resumed(project: Project) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_be_resumed(
+    project: Project, full: bool
+) -> None:
     with mount_small_disk(project.folder / "runs", "4k"):
+        filler = project.folder / "runs" / "other.txt"
+        if full:
+            filler.write_bytes(bytes(4096))
         done = project.gauntlet("run")
         assert done.code == 3
         assert "journal.jsonl: cannot write journal.jsonl: No space left on device\n" in done.err
         assert "free some space or make it writable, then run it again: nothing of it has started\n" in done.err
-        assert not list((project.folder / "runs").iterdir())
+        assert list((project.folder / "runs").iterdir()) == [filler] * full
         assert "no run in" in project.gauntlet("run", "--resume").err
+
+
+@with_mount_rights
+def test_init_on_a_full_disk_names_the_file(project: Project) -> None:
+    with mount_small_disk(project.folder / "mine", "4k"):
+        done = project.gauntlet("init", "mine")
+        assert done.err.startswith("error: mine/"), done.text
+        assert "No space left on device" in done.err
 
 
 @with_mount_rights
