@@ -192,8 +192,10 @@ def _is_release_range(text: str) -> bool:
 
 
 def _check_not_blank(text: str) -> str:
-    if not text.strip() or "\0" in text:
+    if not text.strip():
         raise ValueError("expected a non-empty string")
+    if "\0" in text:
+        raise ValueError("expected a non-empty string without NUL characters")
     return text
 
 

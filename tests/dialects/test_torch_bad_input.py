@@ -191,7 +191,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         ("type", "gitlfs", "", "'azure' or 'git-lfs'"),
         ("type", 5, "", "'azure' or 'git-lfs'"),
         ("mlir", "", "", "non-empty string"),
-        ("mlir", "a.mlir\0", "", "non-empty string"),
+        ("mlir", "a.mlir\0", "", "without NUL"),
         ("mlir", "../a.onnx", "", "is outside of the external files folder"),
         *(("mlir", value, "", f"expected a string, found {found}") for value, found in TEXT_ERRORS),
         *(("compiler_flags", *error) for error in FLAG_ERRORS),

@@ -35,8 +35,8 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
         by_name.setdefault(row.benchmark, []).append(row)
     if not by_name:
         raise BenchmarkError(
-            "the benchmark reported no rows: no function of the module matches",
-            "name an exported function with --function; iree-dump-module lists them",
+            "the benchmark reported no rows: no function of the module matches, or it was to be repeated 0 times",
+            "name an exported function with --function (iree-dump-module lists them); repeat it at least once",
         )
     samples = []
     for name, rows in by_name.items():
