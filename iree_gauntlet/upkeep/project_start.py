@@ -15,6 +15,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -44,7 +45,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_b
 from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,6 +130,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
         description = _DATA_NOTE if data.inputs else _NOISE_NOTE
         files = _list_model_files(program, inputs.choices, data.outputs, description, has_outputs=not is_unchecked)
         earlier_specs = _list_further_specs(targets[0])
+        earlier_fields = _list_spec_fields(targets)
         # The recording below writes into these, and may create a cache.
         for path in (folder, folder / "cache", *targets):
             if not path.exists():
@@ -150,7 +152,7 @@ def _add_program(request: InitRequest, folder: Path, *, is_project: bool) -> Exi
             writing.undo()
         elif request.edges:
             _add_edges(program, inputs, sources, folder, request)
-    _name_specs(earlier_specs & _list_further_specs(targets[0]))
+    _name_earlier_specs(earlier_specs & _list_further_specs(targets[0]), earlier_fields - _list_spec_fields(targets))
     if not messages.is_quiet():
         needs_outputs = request.no_record and not data.outputs
         _say_how_to_go_on(program, folder, needs_outputs=needs_outputs, is_kept=code is ExitCode.OK)
@@ -172,11 +174,25 @@ def _list_further_specs(folder: Path) -> set[tuple[str, int]]:
     return {(path.stem, path.stat().st_mtime_ns) for path in folder.glob("*.json") if path.stem != SPEC}
 
 
-def _name_specs(earlier_specs: set[tuple[str, int]]) -> None:
-    """Print a note about specs of an earlier `init` that are not written anew."""
+def _name_earlier_specs(earlier_specs: set[tuple[str, int]], lost_fields: set[tuple[Path, str]]) -> None:
+    """Print a note about specs of an earlier `init` that are not written anew, and of fields that new ones lack."""
     if earlier_specs:
         names = ", ".join(sorted(f"{name}.json" for name, _ in earlier_specs))
         sys.stdout.write(f"  note: specs of before stay; remove them if they are of another program: {names}\n")
+    # These fields, such as goldens, were added after the earlier `init`.
+    for path, fields in itertools.groupby(sorted(lost_fields), key=itemgetter(0)):
+        names = ", ".join(name for _, name in fields)
+        messages.warn(f"{format_path(path)} was written anew, without its {names}; add them again if they still hold")
+
+
+def _list_spec_fields(folders: Iterable[Path]) -> set[tuple[Path, str]]:
+    """List the fields of the specs in some folders, by file; a file that cannot be read has none."""
+    fields: set[tuple[Path, str]] = set()
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        with suppress(OSError, ValueError):
+            document = json.loads(path.read_text(encoding="utf-8"))
+            fields.update((path, name) for name in document if isinstance(document, dict))
+    return fields
 
 
 def _say_how_to_go_on(program: UserProgram, folder: Path, *, needs_outputs: bool, is_kept: bool) -> None:

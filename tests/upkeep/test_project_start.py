@@ -470,9 +470,15 @@ def test_a_model_is_begun_again_with_other_sizes(empty: Path) -> None:
     place = project / "specs/regression_tests/My_Net-2"
     first = read_contents(project)
     (place / "model_rocm.json").write_text("mine")
+    benchmark = project / "specs/benchmarks/My_Net-2/model_cpu.json"
+    golden = {"golden_time_ms": {"cpu": 3.0}, "golden_dispatch": {"cpu": 4}}
+    benchmark.write_text(json.dumps(json.loads(benchmark.read_text()) | golden))
     (project / "gauntlet.toml").write_text("# mine\n")
     done = gauntlet(project, "init", "--program", str(program), "--shape", "x=3x4", "--again")
     assert done.code == 0, done.text
+    lost = "specs/benchmarks/My_Net-2/model_cpu.json was written anew, without its golden_dispatch, golden_time_ms;"
+    assert f"warning: {lost}" in done.err
+    assert done.err.count("was written anew") == 1
     assert np.load(place / "model_cpu/output_0.npy").shape == (3, 4)
     assert json.loads((place / "model_cpu.json").read_text())["onnx_import"] == {"shapes": {"x": [3, 4]}}
     second = read_contents(project)
