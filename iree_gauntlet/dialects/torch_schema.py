@@ -118,7 +118,7 @@ def _unpack_module(value: object) -> object:
 
 
 Marker = Annotated[Word, AfterValidator(_check_marker)]
-_MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
+_MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True, defer_build=True))
 _ModuleName = Annotated[Text, AfterValidator(_check_module_name)]
 _RunFlag = Annotated[Flag, AfterValidator(_check_run_flag)]
 

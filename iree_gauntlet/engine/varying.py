@@ -12,8 +12,7 @@ from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.settings import find_project_folder, find_settings_files, find_shipped_folder
-from iree_gauntlet.toolchains.flags import CPU_FLAGS, FLAG_RENAMES, FlagSet, split_flags, translate
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.flag_words import split_flags
 from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case, Module
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.toolchains.flags import FlagSet
 
 
 # The flag of optimisation levels, and the end of the names of such flags for a part of the compiler.
@@ -108,6 +108,9 @@ def _require_no_contradiction(first: FlagVariant, second: FlagVariant) -> None:
 
 def require_known_flags(variants: Sequence[FlagVariant], flags_of: Callable[[str], FlagSet]) -> None:
     """Raise UsageError for a variant's flag that an IREE does not support; `flags_of` returns the flags of a tool."""
+    from iree_gauntlet.toolchains.flags import translate  # noqa: PLC0415 - not for a choice without variants
+    from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE  # noqa: PLC0415 - as above
+
     for variant in variants:
         removed = [name for name, _ in _group_flags(variant.remove_compiler_flags)]
         for tool, words in (
@@ -157,6 +160,8 @@ def split_variant(variant: FlagVariant, cases: CaseSet, known_flags: FlagSet) ->
 
 def find_uncounted_flags(variants: Sequence[FlagVariant]) -> str:
     """Return the flags of variants that a count for a CPU of its own replaces; empty if there are none."""
+    from iree_gauntlet.toolchains.flags import CPU_FLAGS  # noqa: PLC0415 - as above
+
     words = (word for variant in variants for word in (*variant.compiler_flags, *variant.remove_compiler_flags))
     return ", ".join(f"--{name}" for name, _ in _group_flags([*words]) if name in CPU_FLAGS)
 
@@ -250,6 +255,8 @@ def _group_flags(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _list_synonyms(name: str) -> set[str]:
     """Return all names of a flag in the releases of IREE."""
+    from iree_gauntlet.toolchains.flags import FLAG_RENAMES  # noqa: PLC0415 - as above
+
     renames = [rename for rename in FLAG_RENAMES if name in (rename.old, rename.new)]
     return {name, *(rename.old for rename in renames), *(rename.new for rename in renames)}
 

@@ -29,7 +29,7 @@ from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, format_path, read_file, resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
 from iree_gauntlet.targets import ARCHITECTURES, FAMILIES, VECTOR_LENGTHS, Target, parse_target
-from iree_gauntlet.toolchains.flags import split_flags
+from iree_gauntlet.toolchains.flag_words import split_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -26,7 +26,8 @@ from iree_gauntlet.device_kinds import CUDA, find_driver, find_kind, split_devic
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.system.short_process import run_tool
-from iree_gauntlet.toolchains.flags import CPU_FLAGS, split_flags
+from iree_gauntlet.toolchains.flag_words import split_flags
+from iree_gauntlet.toolchains.flags import CPU_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

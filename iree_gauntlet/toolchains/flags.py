@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_tool
+from iree_gauntlet.toolchains.flag_words import Flag, split_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # An option in the help of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
@@ -89,47 +90,6 @@ class FlagSet:
         prefix = "iree-" if name.startswith("iree-") else ""
         candidates = [candidate for candidate in self.names if candidate.startswith(prefix)]
         return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=0.7)), "")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag as written on a command line, or another argument.
-
-    Attributes:
-        name: the name without dashes; empty for an argument that is not a flag.
-        value: the text after `=`, or the next argument; None without a value.
-    """
-
-    name: str
-    value: str | None
-    words: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """The flag in the form with `=`."""
-        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
-
-
-def split_flags(words: Sequence[str], value_flags: frozenset[str]) -> Iterator[Flag]:
-    """Yield the flags of a command line, with one dash or two, and with `=value` or a separate value.
-
-    Only flags in `value_flags` take a separate value. The arguments after `--` are not flags.
-    """
-    remaining = iter(words)
-    for word in remaining:
-        if word == "--":
-            yield Flag("", None, (word, *remaining))
-            return
-        if len(word) < 2 or not word.startswith("-"):
-            yield Flag("", None, (word,))
-            continue
-        name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
-        if equals:
-            yield Flag(name, value, (word,))
-        elif name in value_flags and (next_word := next(remaining, None)) is not None:
-            yield Flag(name, next_word, (word, next_word))
-        else:
-            yield Flag(name, None, (word,))
 
 
 def parse_compiler_help(text: str) -> FlagSet:

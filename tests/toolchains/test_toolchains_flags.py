@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.flag_words import split_flags
 from iree_gauntlet.toolchains.flags import (
     FLAG_RELEASES,
     FLAG_RENAMES,
@@ -18,7 +19,6 @@ from iree_gauntlet.toolchains.flags import (
     parse_runtime_help,
     read_flag_releases,
     read_known_flags,
-    split_flags,
     translate,
 )
 from iree_gauntlet.toolchains.installed import find_installed
