@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import gc
-import platform
+import os
 import sys
 
-_SYSTEMS = ("Linux", "Darwin")
+_SYSTEMS = ("linux", "darwin")
 _MACHINES = ("x86_64", "aarch64", "arm64")
 _SUPPORTED = "IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS"
 
 
 def main() -> None:
     """Run a command line."""
-    system, machine = platform.system(), platform.machine()
-    if system not in _SYSTEMS:
+    if sys.platform not in _SYSTEMS:
+        system = "Windows" if sys.platform == "win32" else sys.platform
         advice = "Use WSL, which runs Linux on Windows" if system == "Windows" else "Use a container or another machine"
-        sys.stderr.write(f"error: {_SUPPORTED}, but this is {system or 'another system'}\n  {advice}.\n")
+        sys.stderr.write(f"error: {_SUPPORTED}, but this is {system}\n  {advice}.\n")
         sys.exit(2)
+    machine = os.uname().machine
     if machine not in _MACHINES:
         sys.stderr.write(f"note: {_SUPPORTED}; it is untested on {machine or 'this machine'}\n")
     # Imports create many objects that all live until the end: they are never searched for garbage. What a command

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from platformdirs import user_cache_path
-
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import expand_home, find_project_folder, resolve_links
 
@@ -40,6 +38,8 @@ def find_toolchains_folder() -> Path:
 
 
 def _find_user_cache() -> Path:
+    from platformdirs import user_cache_path  # noqa: PLC0415 - not for commands that need no cache
+
     try:
         return expand_home(str(user_cache_path("iree-gauntlet")))
     except RuntimeError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from iree_gauntlet.dialects.fields import Flag, StrictDocument, Text, about, expect, read_table
+from iree_gauntlet.dialects.fields import Flag, StrictDocument, Text, about, expect, make_list, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error
 from iree_gauntlet.dialects.spec_file import BRANCH, find_nearest, with_lines
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
@@ -99,7 +99,7 @@ class _DownloadsTable(StrictDocument):
 
 class _SourceTable(StrictDocument):
     options: list[_CMakeOption] = Field(
-        default_factory=list, description="Options of CMake, -DNAME=VALUE, for every source build."
+        default_factory=make_list, description="Options of CMake, -DNAME=VALUE, for every source build."
     )
 
 
@@ -154,7 +154,7 @@ class SettingsFile(WithVariants):
     """Settings of a project, or of a user."""
 
     mirrors: list[_MirrorTable] = Field(
-        default_factory=list, description="Other locations of files, in the order in which they are tried."
+        default_factory=make_list, description="Other locations of files, in the order in which they are tried."
     )
     stores: dict[str, dict[str, str | bool | int]] = Field(
         default_factory=dict,
@@ -329,7 +329,7 @@ class MarksFile(StrictDocument):
     """Users' comments on changes in a history."""
 
     mark: list[_MarkTable] = Field(
-        default_factory=list,
+        default_factory=make_list,
         description="accepted: it is intended; invalid: measurements with it do not count; or moved.",
     )
 

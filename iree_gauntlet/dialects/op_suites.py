@@ -34,6 +34,7 @@ from iree_gauntlet.dialects.fields import (
     StrictDocument,
     Text,
     about,
+    make_list,
     make_schema_config,
     one_of,
     require_fields,
@@ -235,7 +236,7 @@ Factor = Annotated[
 
 
 def _make_case_list_field(meaning: str) -> Any:
-    return Field(default_factory=list, description=f"Case folders, relative to the suite's root: {meaning}.")
+    return Field(default_factory=make_list, description=f"Case folders, relative to the suite's root: {meaning}.")
 
 
 class OpConfig(SuiteDocument):
@@ -328,7 +329,7 @@ class TorchOp(StrictDocument):
 
     function_name: Text = about("main", "Function to run.")
     flat_args: list[_FlatArgument] = Field(
-        default_factory=list, description="Arguments in order: numbers, and formulas."
+        default_factory=make_list, description="Arguments in order: numbers, and formulas."
     )
     seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = about(0, "Seed of the generated values.")
     rtol: Tolerance = about(1e-05, "Relative tolerance, as in numpy.allclose.")

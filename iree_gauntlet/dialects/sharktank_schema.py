@@ -42,6 +42,7 @@ from iree_gauntlet.dialects.fields import (
     Word,
     about,
     expect,
+    make_list,
     make_schema_config,
     require_fields,
     require_literal,
@@ -140,12 +141,12 @@ class RegressionCall(StrictDocument):
 
     function: Text | None = about(None, "Function to call; optional if a module exports only one.")
     inputs: list[_CallInput] = Field(
-        default_factory=list,
+        default_factory=make_list,
         description="Arguments of the function, in order; @0.1 is output 1 of call 0, @0.input1 input 1.",
     )
-    outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
+    outputs: list[Blob] = Field(default_factory=make_list, description="Expected outputs, in order.")
     changes: list[_CallOutput] = Field(
-        default_factory=list, description="Outputs of earlier calls that the call changes in place, such as @0.1."
+        default_factory=make_list, description="Outputs of earlier calls that the call changes in place, such as @0.1."
     )
 
 
@@ -154,7 +155,7 @@ class BenchmarkCall(StrictDocument):
 
     function: Text | None = about(None, "Function to call; optional if a module exports only one.")
     inputs: list[_CallInput] = Field(
-        default_factory=list,
+        default_factory=make_list,
         description="Arguments of the function, in order; @0.1 is output 1 of call 0, @0.input1 input 1.",
     )
     timed: Truth = about(False, "Its time counts; without any timed call, that of the last call does.")
@@ -209,13 +210,13 @@ def _explain_no_value(text: str, number: int, calls: Sequence[RegressionCall | B
 
 class _Common(StrictDocument):
     description: ForPeople  # ours
-    markers: list[Word] = Field(default_factory=list, description="Words to select by.")  # ours
+    markers: list[Word] = Field(default_factory=make_list, description="Words to select by.")  # ours
     timeouts: Timeouts  # ours
 
 
 class _Regression(ProgramDocument, _Common):
-    inputs: list[Blob] = Field(default_factory=list, description="Arguments of the function, in order.")
-    outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
+    inputs: list[Blob] = Field(default_factory=make_list, description="Arguments of the function, in order.")
+    outputs: list[Blob] = Field(default_factory=make_list, description="Expected outputs, in order.")
     real_weights: Text | None = about(
         None, "Archive of weights (IRPA). Without it, the compile writes one with equal values."
     )
@@ -268,7 +269,9 @@ class RegressionV2(_Regression, WithTargets):
     targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=TARGETS_DESCRIPTION)  # ours
     run_function: Text | None = about(None, "Function to run; optional if a module exports only one.")
     calls: list[RegressionCall] = Field(
-        default_factory=list, min_length=1, description="Calls, in order, in place of run_function, inputs and outputs."
+        default_factory=make_list,
+        min_length=1,
+        description="Calls, in order, in place of run_function, inputs and outputs.",
     )  # ours
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
@@ -319,11 +322,11 @@ class Benchmark(_Common, Goldens):
     )
 
     inputs: list[InputText] = Field(
-        default_factory=list, description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0."
+        default_factory=make_list, description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0."
     )
     function_run: Text | None = about(None, "Function to measure.")
     calls: list[BenchmarkCall] = Field(
-        default_factory=list, min_length=1, description="Calls, in order, in place of function_run and inputs."
+        default_factory=make_list, min_length=1, description="Calls, in order, in place of function_run and inputs."
     )  # ours
     device: Device
     submodel_name: Text | None = about(None, "Submodel whose module and weights are measured, if not the file's own.")

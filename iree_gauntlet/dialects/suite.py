@@ -17,6 +17,7 @@ from iree_gauntlet.dialects.fields import (
     TargetName,
     about,
     expect,
+    make_list,
     make_schema_config,
     one_of,
     read_table,
@@ -69,7 +70,9 @@ class _ExpectTable(StrictDocument):
     stage: _Stage = Field(description="The stage that fails.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
     kind: _Kind | None = about(None, "How it fails: any other failure is reported. Without it, any kind is expected.")
-    targets: list[TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
+    targets: list[TargetName] = Field(
+        default_factory=make_list, description="Where it fails; without any, on all targets."
+    )
     match: str = about("", "A text that the failure's reason or the tool's output contains.")
 
     @model_validator(mode="after")
@@ -88,7 +91,9 @@ class _QuarantineTable(StrictDocument):
         description="The first day on which failures count again, 2026-12-31, or the URL of an issue."
     )
     stage: _Stage | None = about(None, "The stage that fails; without it, all stages.")
-    targets: list[TargetName] = Field(default_factory=list, description="Where it fails; without any, on all targets.")
+    targets: list[TargetName] = Field(
+        default_factory=make_list, description="Where it fails; without any, on all targets."
+    )
 
 
 class SuiteTable(WithVariants):
@@ -101,7 +106,7 @@ class SuiteTable(WithVariants):
     target: TargetName | None = about(
         None, f"{', '.join(FAMILIES)}, or a chip such as gfx942 or aarch64; the command line can select another."
     )
-    targets: list[TargetName] = Field(default_factory=list, description="Several targets, in place of target.")
+    targets: list[TargetName] = Field(default_factory=make_list, description="Several targets, in place of target.")
     sku: str = about("", "Machine to which golden times belong.")
     device_optional: bool = about(False, "If there is no such device, only compile, without an error.")
     stages: list[_Stage] = Field(
@@ -113,17 +118,17 @@ class SuiteTable(WithVariants):
         default_factory=lambda: ["../specs"], description="Folders of specs, relative to this file."
     )
     configs: list[str] = Field(
-        default_factory=list, description="Configs of operator suites and of ONNX models, relative to this file."
+        default_factory=make_list, description="Configs of operator suites and of ONNX models, relative to this file."
     )
     include: list[_IncludeTable] = Field(
         default_factory=lambda: [_IncludeTable()],
         description="What is selected; without one, everything. All given fields must match.",
     )
     expect_failure: list[_ExpectTable] = Field(
-        default_factory=list, description="What is known to fail: an unexpected pass is reported."
+        default_factory=make_list, description="What is known to fail: an unexpected pass is reported."
     )
     quarantine: list[_QuarantineTable] = Field(
-        default_factory=list, description="What sometimes fails: it runs, and its failures do not fail the run."
+        default_factory=make_list, description="What sometimes fails: it runs, and its failures do not fail the run."
     )
 
     @model_validator(mode="after")

@@ -39,6 +39,7 @@ from iree_gauntlet.dialects.fields import (
     WithTargets,
     Word,
     about,
+    make_list,
     make_schema_config,
     read_tolerant,
     require_fields,
@@ -236,10 +237,10 @@ class _RunTest(_Test):
     """A test that runs modules. IREE's files carry sharktank's `pipeline_…`, which no torch model's program reads."""
 
     modules: Annotated[list[_ModuleName], Field(min_length=1)] = Field(description="Modules in load order.")
-    weights: list[Weight] = Field(default_factory=list, description="Archives of parameters.")
-    inputs: list[ArgumentSpec] = Field(default_factory=list, description="Arguments of the function, in order.")
+    weights: list[Weight] = Field(default_factory=make_list, description="Archives of parameters.")
+    inputs: list[ArgumentSpec] = Field(default_factory=make_list, description="Arguments of the function, in order.")
     run_args: list[_RunFlag] = Field(
-        default_factory=list, description="Flags of iree-run-module, or of iree-benchmark-module."
+        default_factory=make_list, description="Flags of iree-run-module, or of iree-benchmark-module."
     )
     pipeline_mlir: Text | None = about(None, "A second module, which is compiled as well.")
     pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
@@ -257,10 +258,10 @@ class QualityTest(_RunTest):
 
     type: Literal["quality"] = Field(description="Type of the file.")
     expected_outputs: list[ArgumentSpec] = Field(
-        default_factory=list, description="What outputs are compared with; without any, the test only has to run."
+        default_factory=make_list, description="What outputs are compared with; without any, the test only has to run."
     )
     outputs: list[OutputSpec] = Field(
-        default_factory=list, description="Files to which outputs are written: {value: @name.npy}."
+        default_factory=make_list, description="Files to which outputs are written: {value: @name.npy}."
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from iree_gauntlet.dialects.fields import Flags, StrictDocument, TargetName, Text, about, expect
+from iree_gauntlet.dialects.fields import Flags, StrictDocument, TargetName, Text, about, expect, make_list
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.settings import format_path
@@ -28,7 +28,7 @@ class _VariantTable(StrictDocument):
     run_flags: Flags = Field(description="Flags of iree-run-module and iree-benchmark-module, as compiler_flags.")
     tuning_spec: Text | None = about(None, "The compiler's tuning spec: a file relative to this one, or a URL.")
     targets: list[TargetName] = Field(
-        default_factory=list, description="Targets whose cases it changes; without any, all."
+        default_factory=make_list, description="Targets whose cases it changes; without any, all."
     )
     description: str = about("", "For people.")
 

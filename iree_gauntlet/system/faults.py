@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import platform
 import shlex
 import tempfile
 import traceback
@@ -39,6 +38,8 @@ def make_unexpected_error(error: Exception) -> GauntletError:
         return GauntletError(f"{error.filename}: {error.strerror}", "Change its owner or mode, or use another folder.")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError(f"{str(error.filename)[:_MAX_FILENAME_CHARS]}…: {error.strerror}", "Use a shorter name.")
+    import platform  # noqa: PLC0415 - its patterns are compiled on import, and only a fault needs it
+
     frames = traceback.extract_tb(error.__traceback__)
     toolkit_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
     origin = f" ({Path(toolkit_frames[-1].filename).name}:{toolkit_frames[-1].lineno})" if toolkit_frames else ""

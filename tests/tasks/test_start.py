@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-import platform
+import os
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,13 +33,16 @@ def unchanged_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("asked_for_its_version")
 @pytest.mark.parametrize(
-    ("system", "hint"),
-    [("Windows", "Use WSL, which runs Linux on Windows."), ("FreeBSD", "Use a container or another machine.")],
+    ("platform", "system", "hint"),
+    [
+        ("win32", "Windows", "Use WSL, which runs Linux on Windows."),
+        ("freebsd14", "freebsd14", "Use a container or another machine."),
+    ],
 )
 def test_another_system_gets_one_sentence_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: str, system: str, hint: str
 ) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(sys, "platform", platform)
     # What it would need is not even looked for.
     monkeypatch.setitem(sys.modules, "iree_gauntlet.tasks.program", None)
     with pytest.raises(SystemExit) as ended:
@@ -54,7 +58,7 @@ def test_another_system_gets_one_sentence_and_no_traceback(
 def test_another_machine_is_pointed_out_and_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     start.main()
     said = capsys.readouterr()
     assert said.err.endswith("; it is untested on riscv64\n")
