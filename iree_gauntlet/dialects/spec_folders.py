@@ -78,7 +78,7 @@ def find_roots(folder: Path, suites: SuiteFolders) -> Iterable[Path]:
         for name in subfolders:
             # The walk does not follow links to folders, but such a link may itself be a case.
             link = f"{current}/{name}"
-            if os.path.islink(link) and _is_case_folder(link_files := os.listdir(link)):  # noqa: PTH114, PTH208
+            if os.path.islink(link) and _is_case_folder(link_files := os.listdir(link)):  # noqa: PTH114, PTH208 - of thousands
                 suites.add_case(link, link_files, folder)
                 has_cases = True
         if CONFIGS in subfolders:

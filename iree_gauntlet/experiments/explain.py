@@ -42,7 +42,16 @@ from iree_gauntlet.experiments.explaining.flow_program import compile_traced
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchResult
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
 from iree_gauntlet.experiments.explaining.reduce import FIRST_PHASE, Reduction, reduce
-from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, IreeTools, Symptom, find_symptom
+from iree_gauntlet.experiments.explaining.tools import (
+    FAILURE,
+    NO_SPACE_HINT,
+    WRONG,
+    IreeTools,
+    Symptom,
+    find_symptom,
+    read_mismatches,
+)
+from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_format import EXPLAIN_FOLDER, JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
@@ -243,10 +252,13 @@ class _FailureExplainer:
             self.notes.add("nothing", {"why": f"{file} has changed since the run: {hint}"})
             return None
         symptom = self._repeat_failure()
-        if symptom is None:
-            rewritten = self._find_changed(by_time=True)
+        rewritten = self._find_changed(by_time=True) if symptom is None or self._is_new(symptom) else None
+        if symptom is None or rewritten:
+            repetition = (
+                "it did not fail again in two attempts" if symptom is None else "it fails with other numbers now"
+            )
             reason = f"{rewritten} was written to since the run: {hint}" if rewritten else "it is intermittent"
-            self.notes.add("nothing", {"why": f"it did not fail again in two attempts: {reason}"})
+            self.notes.add("nothing", {"why": f"{repetition}: {reason}"})
             return None
         forms = FailureForms(failure, symptom, self.tools.workbench.iree)
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
@@ -272,6 +284,12 @@ class _FailureExplainer:
                 if by_time != bool(source.sha256) and is_changed(without_hash, source.sha256, began, hash_cache.sha256):
                     return format_path(Path(get_url_path(source.url)))
         return None
+
+    def _is_new(self, symptom: Symptom) -> bool:
+        """Return whether a wrong output differs from those in the log of the run; False without such a log."""
+        log = self.record.path.parent / self.tools.failure.result.log
+        mismatches = read_mismatches(log) if symptom.ending == WRONG and log.is_file() else ()
+        return bool(mismatches) and symptom.said not in map(join_lines, mismatches)
 
     def _repeat_failure(self) -> Symptom | None:
         """Repeat the failing step twice; return the symptom, or None if the step passes."""

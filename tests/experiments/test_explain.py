@@ -294,6 +294,16 @@ def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
 
 
 @pytest.mark.usefixtures("settled")
+def test_other_expected_numbers_since_the_run_are_told(project: Project) -> None:
+    project.write_expected("abs", [9.0] * 4)
+    assert project.gauntlet(*_RUN).code == 1
+    project.write_expected("abs", [8.0] * 4)
+    done = project.gauntlet("explain")
+    reason = "it fails with other numbers now: specs/regression_tests/toy/abs.npy was written to since the run"
+    assert (done.code, reason in done.out) == (4, True), done.text
+
+
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("known", [False, True])
 def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *, known: bool) -> None:
     right = (project.regressions / "abs.npy").read_bytes()

@@ -173,8 +173,9 @@ def test_a_limit_of_a_stage_that_was_left_out_has_not_changed(tmp_path: Path) ->
             builder.result(step, checks=checks, statistics={"dispatch_count": 76})
         builder.end(seconds=2.0)
         write_reports(builder.write(tmp_path / name))
-        found = find_changes_since(read_outcome(read_journal(tmp_path / name / JOURNAL)), tmp_path / name)
-        assert found is None or found.changes == ()
+        previous = find_changes_since(read_outcome(read_journal(tmp_path / name / JOURNAL)), tmp_path / name)
+    assert previous is not None
+    assert previous.changes == ()
 
 
 def test_a_limit_that_a_spec_has_no_more_has_changed(tmp_path: Path) -> None:

@@ -283,8 +283,12 @@ class IreeTools:
             raise KeyboardInterrupt
         if outcome.exit_code and is_disk_full(self.folder, outcome.tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        output_mismatches = tuple(line for line in _read_beginning(out).splitlines() if line.startswith(_FAILED))
-        return ToolResult(outcome, output_mismatches, _read_beginning(err))
+        return ToolResult(outcome, read_mismatches(out), _read_beginning(err))
+
+
+def read_mismatches(log: Path) -> tuple[str, ...]:
+    """Read iree-run-module's lines about unexpected outputs."""
+    return tuple(line for line in _read_beginning(log).splitlines() if line.startswith(_FAILED))
 
 
 def _read_beginning(log: Path) -> str:
